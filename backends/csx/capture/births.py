@@ -151,7 +151,7 @@ class Birth:
         passed: list[Any],
         settings: list[tuple[Place, Any, Any]],
     ) -> None:
-        self._recording, self._settings = recording, settings
+        self._recording, self._settings, self._new_places = recording, settings, new_places
         self._flags = [one for one in settings if type(one[2]) is bool and not new_places]
         self._results, self._passed = results, passed
         outputs = recording.outputs
@@ -232,6 +232,8 @@ class Birth:
     def is_read(self, now: Recording) -> bool:
         """Whether a later trace, which found tensors there, is another program."""
         first = self._recording
+        if any(one.is_optimizers for one in self._new_places):
+            return True  # it changes them in place, if nothing else
         return not (same_operations(first, now) and same_results(first, now))
 
     def first_step(
@@ -262,7 +264,9 @@ class Birth:
             if others and any(_is_in(one, first, *others) for one in written):
                 found = {"attribute": others[0], "other": first}
                 raise misuse("born_shared", lines[others[0]], **found)
-        return FirstStep(captured, EmptyPlaces(empty or self._before, self._flags))
+        return FirstStep(
+            captured, EmptyPlaces(empty or self._before, self._flags, self._new_places)
+        )
 
     def error(self, graph: fx.Graph, inputs: Sequence[Input]) -> TraceError:
         """The error, where the trace of this graph, too, fills places that it may read."""
@@ -287,12 +291,18 @@ class EmptyPlaces:
     """Places, and an outline of what was there before a step put tensors into them.
 
     ``flags`` are what alone says that they are filled: each with what it was, and is since.
+    ``new_places`` are all that the step fills.
     """
 
     def __init__(
-        self, before: list[tuple[Place, Any]], flags: list[tuple[Place, Any, Any]]
+        self,
+        before: list[tuple[Place, Any]],
+        flags: list[tuple[Place, Any, Any]],
+        new_places: list[NewPlace],
     ) -> None:
         self._before, self.flags = before, flags
+        self.is_optimizers = any(one.is_optimizers for one in new_places)
+        self._by_update = [(one.place, one.counts) for one in new_places if one.counts]
 
     def __call__(self) -> bool:
         """Whether that is there now."""
@@ -309,7 +319,12 @@ class EmptyPlaces:
         return any((id(flag.container), flag.key) in flags for flag, _, _ in self.flags)
 
     def fill(self) -> None:
-        """A step has filled them."""
+        """A step has filled them; where its update did not count, they are empty again."""
+        updated = [(place, counts, counts.get()) for place, counts in self._by_update]
+        for place, counts, is_update in updated:
+            if not is_update:
+                place.put(MISSING)
+            counts.put(MISSING)
         for flag, _, since in self.flags:
             flag.put(since)
 

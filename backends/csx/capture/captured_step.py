@@ -171,7 +171,6 @@ class FinishedTrace:
         recording = Recording(
             **self._operations(updates if trace.updates.left_out else ()),
             outputs=trace.result.collected.outputs,
-            deferred=inputs.deferred,
             states=host.states,
             filled=self._filled(),
             left_elsewhere=[] if host.python is None else list(host.python.traced(holds_traced)),

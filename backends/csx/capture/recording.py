@@ -40,7 +40,6 @@ from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.objects import container_at
 from fulgurite.backends.csx.state import (
-    DeferredState,
     Owner,
     Place,
     SideEffects,
@@ -340,7 +339,6 @@ class Recording:
         own_count: how many of them the step's code made; the rest brings results to their places.
         constants: sources of the tensors that were read from outside.
         outputs: where results go.
-        deferred: optimizer state that waited for the first gradient.
         states: each optimizer's state, and what was in it.
         filled: attributes that the program fills, and what was in them before, or MISSING.
         left_elsewhere: other places where the step left tensors, each with what was in it before
@@ -358,7 +356,6 @@ class Recording:
     own_count: int
     constants: list[ConstantSource | Accumulator]
     outputs: Outputs
-    deferred: list[DeferredState]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
     filled: list[tuple[Place, Any]]
     left_elsewhere: list[tuple[Place, Any, Any]]

@@ -31,7 +31,6 @@ from fulgurite.backends.csx.objects import (
     keystr,
 )
 from fulgurite.backends.csx.state import (
-    DeferredState,
     GradientFlag,
     NewState,
     Place,
@@ -67,7 +66,6 @@ class Scope(ABC):
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
-    deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
     takes_turns: bool = False  # its programs do, by counters of the run: each needs all gradients
@@ -181,8 +179,6 @@ class Scope(ABC):
             check_optimizer(optimizer, made_at)
             one = init_state(optimizer, made_at, keep if residency.is_open else None)
             new_state += [] if one is None else [one]
-        self.deferred = [one for one in self.deferred if one.waits()]
-        self.deferred += [DeferredState(one) for one in new_state if one.of_gradient]
         keep()
         return new_state
 
@@ -190,7 +186,6 @@ class Scope(ABC):
         """Delete new state that no entry point updates; ``live`` are the program's tensors."""
         for one in new_state:
             one.forget_unused(live)
-        self.deferred = [one for one in self.deferred if one.state.keys() & set(one.new_state.keys)]
 
     def groups(self) -> list[dict[str, Any]]:
         """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""
@@ -291,7 +286,7 @@ class BeforeTrace:
     """
 
     def __init__(self, scope: Scope) -> None:
-        self._scope, self._deferred = scope, scope.deferred
+        self._scope = scope
         self._snapshot, self._trees = Snapshot(scope.objects()), scope.trees()
         self._random_states = rng.Undrawn()
 
@@ -301,7 +296,6 @@ class BeforeTrace:
             self._snapshot.restore()
             self._trees.restore()
             self._random_states.restore()
-            self._scope.deferred = self._deferred
 
 
 @contextlib.contextmanager

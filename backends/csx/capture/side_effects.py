@@ -14,6 +14,7 @@ from itertools import starmap
 from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -36,6 +37,7 @@ from fulgurite.backends.csx.objects import (
 )
 from fulgurite.backends.csx.state import (
     NewPlace,
+    OptimizerEntry,
     Place,
     SideEffects,
     Snapshot,
@@ -43,6 +45,8 @@ from fulgurite.backends.csx.state import (
     StateTensor,
     brief,
     dotted_name,
+    entry_name,
+    tensors_in,
 )
 from fulgurite.backends.patches import MISSING
 
@@ -120,6 +124,7 @@ def collect(
     ).collect()
     known |= sort_state(inputs, module, inputs.memory, effects, observers.line_of_change)
     collect_outputs(scope, host.snapshot, known, effects)
+    collect_optimizer_state(inputs, scope, effects)
     counted = metric_calls(module, host.snapshot, reset_ids)
     calls = [*starmap(NumberCall, numbers), *counted, *calls]
     for call in calls:
@@ -288,6 +293,53 @@ def collect_outputs(
             elif value is not old:
                 effects.set_after([place], value)
                 place.put(before.get(key, MISSING))
+
+
+def collect_optimizer_state(inputs: StepInputs, scope: Scope, effects: SideEffects) -> None:
+    """Find tensors that updates of optimizers made for themselves; take them away again.
+
+    Raises:
+        UnsupportedState: some of one optimizer's are made only where a condition holds.
+    """
+    names = {id(p): name for name, p in inputs.parameters.items()}
+    known = {id(held.tensor) for held in inputs.state_tensors()}
+    conditions: list[Tensor] = []
+    for owner, optimizer in scope.named_optimizers().items():
+        found: list[tuple[Any, Place]] = []
+        for key in [*optimizer.state]:
+            name = entry_name(owner, key, names)
+            for place in tensors_in(optimizer.state, key, name, OptimizerEntry):
+                if id(place.get()) not in known and holds_traced(place.get()):
+                    found.append((key, place))
+        counts = _whether_it_counts(optimizer, [key for key, _ in found], inputs.gradients.counts)
+        conditions += [] if counts is None else [counts]
+        if len(conditions) > 1:
+            raise UnsupportedState(
+                "Several optimizers make state from the first gradient, in updates that may not"
+                " count (16-mixed): one's first may be another step than another's.",
+                remedy="optimizers whose state is zero at first; or bf16-mixed",
+            )
+        told = None if counts is None else Place({}, "counts", f"whether {owner} has updated")
+        if told is not None:
+            effects.set_after([told], counts)
+        for _, place in found:
+            effects.set_after([place], place.get())
+            effects.new_places.append(NewPlace(place=place, is_optimizers=True, counts=told))
+            place.put(MISSING)
+
+
+def _whether_it_counts(
+    optimizer: Optimizer, keys: list[Any], counts: dict[int, Tensor]
+) -> Tensor | None:
+    """Whether an update counts that made state for these; None where it always does."""
+    flags = {id(key): counts[id(key)] for key in keys if id(key) in counts}
+    if flags and any(id(key) not in flags for key in keys):
+        raise UnsupportedState(
+            f"{type(optimizer).__name__} makes state from the first gradient, which some of its"
+            " parameters get in this step and others have from the step before.",
+            remedy="an optimizer for each; or zero_grad() before the backward pass",
+        )
+    return torch.stack([*flags.values()]).any() if flags else None
 
 
 def metric_calls(

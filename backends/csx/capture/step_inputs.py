@@ -73,8 +73,6 @@ class StepInputs:
     def __init__(self, scope: Scope, batch: Any, trees: Trees, first: Recording | None) -> None:
         self._scope, self.batch = scope, BatchSpec(batch, scope.leaf_name)
         self.parameters = scope.parameters()
-        # that of the first trace waited for its gradient, and may have got it since
-        self.deferred = scope.deferred if first is None else first.deferred
         self._schedulers = program_schedulers(scope.schedulers)
         places = self._places(trees)
         if first is not None and scope.python_runs_once:
@@ -108,7 +106,6 @@ class StepInputs:
                 yield Place({0: p}, 0, name)
         names = {id(p): name for name, p in self.parameters.items()}
         yield from optimizer_places(self._scope.named_optimizers(), names)
-        yield from (one.place() for one in self.deferred)
         yield from (one.place() for one in self._scope.carried.values())
         yield from scheduler_places(self._schedulers)
         yield from self._scope.outside_state()

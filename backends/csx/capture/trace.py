@@ -43,7 +43,6 @@ from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, S
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
-from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.program_scheduler import program_schedulers
@@ -234,10 +233,7 @@ class Trace:
         """What watches the step's own code, the outermost first."""
         scope, inputs = self.scope, self.inputs
         yield torch.set_grad_enabled(scope.trains)
-        yield inputs.gradients.hidden_from_steps(
-            scope.backward_is_lightnings, scope.optimizers, inputs.deferred
-        )
-        yield first_updates(inputs.deferred)
+        yield inputs.gradients.hidden_from_steps(scope.backward_is_lightnings, scope.optimizers)
         yield self.updates.noting(graph, self.observers.node_of)
         yield from self.observers.around_step()
         yield keep_flat_weights(self.host.modules)
@@ -299,7 +295,7 @@ def can_run(scope: Scope) -> bool:
     if trainer is None or trainer.world_size > 1 or residency.is_open:
         return False
     scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-    waits = any(one.waits() for one in scope.deferred)
+    waits = any(one.is_optimizers and one() for one in scope.born)
     others = scaled or waits or scope.keeps_gradients or scope.fp16_type == "cbfloat16"
     return scope.python_runs_once and not others
 

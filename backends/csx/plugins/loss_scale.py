@@ -115,6 +115,9 @@ class LossScale:
         skipped, before = self._overflows[id(optimizer)], [*map(dict, optimizer.param_groups)]
         with skipped_where(skipped, trace.inputs.state_tensors()):
             result = optimizer.step(**options)
+        counts, there = trace.inputs.gradients.counts, skipped.logical_not()
+        for p in [p for group in optimizer.param_groups for p in group["params"]]:
+            counts[id(p)] = counts[id(p)] & there if id(p) in counts else there
         noted: list[Any] = optimizer.param_groups
         for group, numbers in zip(noted, before, strict=True):
             group.take_where(skipped, numbers)

@@ -63,7 +63,7 @@ from fulgurite.backends.csx.plugins.unsupported import (
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
-from fulgurite.backends.csx.state import Gradients, before_steps, hide_deferred_state
+from fulgurite.backends.csx.state import Gradients, before_steps
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.runtime import keep_freed_memory, return_freed_memory
 from fulgurite.backends.safe_load import naming_classes
@@ -295,11 +295,9 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         super().save_checkpoint(checkpoint, path, storage_options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's state, without what its first update is still to make."""
+        """An optimizer's state, and the numbers of its groups as they are now."""
         self.schedulers.show_again()
-        deferred = self.training.deferred if self.training is not None else []
-        with hide_deferred_state([one for one in deferred if one.new_state.optimizer is optimizer]):
-            return super().optimizer_state(optimizer)
+        return super().optimizer_state(optimizer)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None

@@ -273,7 +273,7 @@ def _executables(
         for first in step.births:
             loaded = fabric.load(first.captured.graph, lambda doing: nullcontext(), once)
             executable = Executable(first.captured, loaded, clears, *of_all)
-            executable.filled = first.is_due.fill
+            executable.filled.append(first.is_due.fill)
             made[name].firsts.append((first.is_due, executable))
     return made
 

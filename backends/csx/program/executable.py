@@ -80,7 +80,7 @@ class Executable:
         self._unkept = DroppedGradients(graph, sources.gradients)
         self.tells_unkept = True  # after the next run
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
-        self.filled: Callable[[], None] | None = None  # to be called after a run
+        self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._counters = [
             functools.partial(scope.counter, item.name)
@@ -170,8 +170,8 @@ class Executable:
         results = self.results.put([*outputs, *passed] if passed else outputs)
         if self._tables:
             self._tables.mark()
-        if self.filled is not None:
-            self.filled()
+        for note in self.filled:
+            note()
         return results
 
     def _resident(self, vector: Tensor | None, gradients: list[Tensor]) -> list[Tensor]:

@@ -220,13 +220,18 @@ class Selection:
         """Take a program that was built now."""
         if not program.never:
             self.programs.append(program)
-            self._states = OptimizerStates(self._scope.optimizers)
+            self._note_states()
+            for executable in program.entries.values():
+                for _, first in executable.firsts:
+                    first.filled.append(self._note_states)
+
+    def _note_states(self) -> None:
+        self._states = OptimizerStates(self._scope.optimizers)
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
         if self._states.are_replaced():
             self._forget()
-            self._scope.deferred = []  # loaded state does not wait for a first gradient
             self._scope.refresh()
 
     def forget_pruned(self) -> None:

@@ -35,7 +35,7 @@ from fulgurite.backends.csx.program.speed import (
     profiled,
     profiler_of,
 )
-from fulgurite.backends.csx.state import DeferredState, zero_kept_gradients
+from fulgurite.backends.csx.state import zero_kept_gradients
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import interrupted_once
 
@@ -98,11 +98,6 @@ class StepFunction:
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects, self._rows = BatchObjects(), profiler_of(scope.trainer)
-
-    @property
-    def deferred(self) -> list[DeferredState]:
-        """Optimizer state that waits for the first gradient."""
-        return self._scope.deferred
 
     def __call__(
         self,

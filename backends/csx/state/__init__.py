@@ -18,12 +18,7 @@ in_files             state that is put into files, where a budget is less than a
 
 from fulgurite.backends.csx.state.binding import Binding as Binding
 from fulgurite.backends.csx.state.binding import OptimizerStates as OptimizerStates
-from fulgurite.backends.csx.state.conditional_updates import DeferredState as DeferredState
 from fulgurite.backends.csx.state.conditional_updates import GradientFlag as GradientFlag
-from fulgurite.backends.csx.state.conditional_updates import first_updates as first_updates
-from fulgurite.backends.csx.state.conditional_updates import (
-    hide_deferred_state as hide_deferred_state,
-)
 from fulgurite.backends.csx.state.conditional_updates import skipped_where as skipped_where
 from fulgurite.backends.csx.state.fake_swap import ReplacedData as ReplacedData
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor as StateFakeTensor
@@ -69,6 +64,7 @@ from fulgurite.backends.csx.state.sharded import shard_state as shard_state
 from fulgurite.backends.csx.state.sharded import writing_wholes as writing_wholes
 from fulgurite.backends.csx.state.storage import Layout as Layout
 from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
+from fulgurite.backends.csx.state.storage import OptimizerEntry as OptimizerEntry
 from fulgurite.backends.csx.state.storage import Place as Place
 from fulgurite.backends.csx.state.storage import SideEffects as SideEffects
 from fulgurite.backends.csx.state.storage import StateInput as StateInput
@@ -78,7 +74,9 @@ from fulgurite.backends.csx.state.storage import copying_remedy as copying_remed
 from fulgurite.backends.csx.state.storage import dict_of as dict_of
 from fulgurite.backends.csx.state.storage import dotted_name as dotted_name
 from fulgurite.backends.csx.state.storage import dtype_and_shape as dtype_and_shape
+from fulgurite.backends.csx.state.storage import entry_name as entry_name
 from fulgurite.backends.csx.state.storage import module_places as module_places
 from fulgurite.backends.csx.state.storage import optimizer_places as optimizer_places
 from fulgurite.backends.csx.state.storage import parameter_replaced as parameter_replaced
 from fulgurite.backends.csx.state.storage import state_inputs as state_inputs
+from fulgurite.backends.csx.state.storage import tensors_in as tensors_in

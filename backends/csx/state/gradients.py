@@ -31,7 +31,6 @@ from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state.conditional_updates import (
     IS_THERE,
-    DeferredState,
     GradientFlag,
     skipping_without_gradient,
 )
@@ -161,6 +160,8 @@ class Gradients:
         self._hidden: set[str] = set()  # from the step of an optimizer
         self._as_found: set[str] = set()  # those of an optimizer, when its step begins
         self.stepped: list[Optimizer] = []  # by hand
+        # by a parameter's identity, whether its update counts; of others it always does
+        self.counts: dict[int, Tensor] = {}
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -210,9 +211,7 @@ class Gradients:
                         self._hidden.add(name)
 
     @contextlib.contextmanager
-    def hidden_from_steps(
-        self, automatic: bool, optimizers: list[Optimizer], deferred: list[DeferredState]
-    ) -> Iterator[None]:
+    def hidden_from_steps(self, automatic: bool, optimizers: list[Optimizer]) -> Iterator[None]:
         """Hide unreached gradients from each optimizer's step.
 
         Under automatic optimization the backward pass is inside the step: there they are hidden
@@ -236,7 +235,7 @@ class Gradients:
         handle = register_optimizer_step_pre_hook(hide)
         carrying = optimizers if carried else []
         try:
-            with skipping_without_gradient(carrying, deferred, waiting):
+            with skipping_without_gradient(carrying, self.counts, waiting):
                 yield
         finally:
             handle.remove()

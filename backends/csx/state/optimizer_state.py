@@ -8,7 +8,7 @@ torch 2.13.)
 
 An initial value that differs between two trials comes from the *first gradient*. Where the first
 update does the same from zeros (SGD's momentum), it is zeros; else only that update itself can tell
-it: ``conditional_updates``.
+it: none is made, and the first step is a program of its own (``capture/births``).
 """
 
 from __future__ import annotations
@@ -252,15 +252,11 @@ class NewState:
 
     Args:
         optimizer: whose state it is.
-        parameters: those that had no state.
         keys: of their state in ``optimizer.state``.
-        of_gradient: it comes from the first gradient: shapes are right, values mean nothing yet.
     """
 
     optimizer: Optimizer
-    parameters: list[Tensor]
     keys: list[Any]
-    of_gradient: bool
 
     def forget_unused(self, live: list[StateTensor]) -> None:
         """Delete the state of what no program updates; ``live`` are the tensors of one.
@@ -308,18 +304,18 @@ def init_state(
     if in_parts:
         refuse_of_wholes(optimizer, line)
     if not makes_for_each(optimizer):
-        return _init_together(optimizer, parameters, line)
+        return _init_together(optimizer, line)
     # a trial takes several times the memory of its parameters, and here there may be none for it
     scarce = in_parts or made is not None
     turns = list(_in_turns(parameters, 0 if scarce else _TOGETHER_BYTES))
     if len(turns) == 1:
-        return _init_together(optimizer, parameters, line)
+        return _init_together(optimizer, line)
     return _init_in_turns(optimizer, turns, line, made)
 
 
-def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine | None) -> NewState:
+def _init_together(optimizer: Optimizer, line: UserLine | None) -> NewState:
     with parts_in_place(optimizer):
-        initial, of_gradient, line = _initial(optimizer, line)
+        initial, line = _initial(optimizer, line)
     for key, values in initial.items():
         if isinstance(key, ShardedTensor) and isinstance(values, dict):
             initial[key] = {k: sharded_as(key, v, optimizer) for k, v in values.items()}
@@ -328,7 +324,7 @@ def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine |
     for values in initial.values():
         check_state(optimizer, values, line, everyone[0].device, with_double)
     optimizer.state.update(initial)
-    return NewState(optimizer, parameters, list(initial), of_gradient)
+    return NewState(optimizer, list(initial))
 
 
 _OFTEN_BYTES = _TOGETHER_BYTES = 16 << 20  # of parameters
@@ -352,7 +348,7 @@ def _init_in_turns(
 ) -> NewState:
     """Do as ``init_state``, with one turn's trials in memory at a time."""
     groups, whole = optimizer.param_groups, optimizer.state
-    every, of_gradient = [group["params"] for group in groups], False
+    every = [group["params"] for group in groups]
     keys: list[Any] = []
     new_bytes = 0
     for turn in turns:
@@ -360,25 +356,22 @@ def _init_in_turns(
         try:
             for group, own in zip(groups, every, strict=True):
                 group["params"] = [p for p in own if id(p) in now]
-            new = _init_together(optimizer, turn, line)
+            new = _init_together(optimizer, line)
         finally:
             state, optimizer.state = optimizer.state, whole
             for group, own in zip(groups, every, strict=True):
                 group["params"] = own
         whole.update(state)
-        keys, of_gradient = keys + new.keys, of_gradient or new.of_gradient
+        keys += new.keys
         new_bytes += sum(p.nbytes for p in turn)
         if made is not None and new_bytes >= _OFTEN_BYTES:
             new_bytes = 0
             made()
-    return NewState(optimizer, [p for turn in turns for p in turn], keys, of_gradient)
+    return NewState(optimizer, keys)
 
 
-def _initial(
-    optimizer: Optimizer, line: UserLine | None
-) -> tuple[dict[Any, Any], bool, UserLine | None]:
-    """Initial values, whether they come from the first gradient, and the line that is to blame."""
-    of_gradient = False
+def _initial(optimizer: Optimizer, line: UserLine | None) -> tuple[dict[Any, Any], UserLine | None]:
+    """Initial values, none where they come from the first gradient; and the line to blame."""
     if callable(getattr(optimizer, "preinitialize", None)):
         initial = _preinitialized(optimizer)
         line = UserLine.of_method(type(optimizer), "preinitialize") or line
@@ -392,15 +385,15 @@ def _initial(
             zeros = _zeros_like(initial)
             # a buffer that begins as the gradient is often the same as one that begins as zeros
             # and has the gradient added (SGD's momentum): then no first update is special
-            of_gradient = not all(
+            same = all(
                 equal(
                     trial(optimizer, known, seed, to_end=True).after,
                     trial(optimizer, {**known, **copy_tensors(zeros)}, seed, to_end=True).after,
                 )
                 for seed in (1, 2)
             )
-            initial = initial if of_gradient else zeros
-    return initial, of_gradient, line
+            initial = zeros if same else {}
+    return initial, line
 
 
 def _known(optimizer: Optimizer) -> dict[Any, Any]:

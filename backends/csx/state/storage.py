@@ -8,7 +8,7 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,52 @@ class NewPlace:
 
     place: Place
     grows: bool = False  # the place holds a list, and the tensors were added to it
+    is_optimizers: bool = False  # it is in the state of one
+    counts: Place | None = None  # receives whether the update counts that put them there
+
+
+class OptimizerEntry:
+    """An entry of an optimizer's state, or of a dict in it, used like a dict while there is none.
+
+    Programs take tensors from the dict itself: where it was taken away, the same one comes back.
+
+    Args:
+        holder: the optimizer's state, or another entry.
+        key: in it.
+        content: the dict that a step has put there.
+    """
+
+    def __init__(self, holder: Any, key: Any, content: dict[Any, Any]) -> None:
+        self._holder, self._key, self._content = holder, key, content
+        tensors = (Tensor, dict)
+        self._others = {k: v for k, v in content.items() if not isinstance(v, tensors)}
+
+    def _now(self) -> dict[Any, Any]:
+        now = self._holder.get(self._key)
+        return now if isinstance(now, dict) else {}
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """What is there."""
+        return self._now().get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Put something there, a tensor as the parameter is held."""
+        if not self._now():
+            self._content.clear()
+            self._content.update(self._others)
+            self._holder[self._key] = self._content
+        p = self._key
+        is_whole = isinstance(value, Tensor) and not isinstance(value, ShardedTensor)
+        if is_whole and isinstance(p, ShardedTensor) and value.shape == p.shape:
+            value = ShardedTensor.cut(value, p.processes)
+        self._now()[key] = value
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        """Take something away; the last takes the entry with it."""
+        value = self._now().pop(key, default)
+        if self._now().keys() <= self._others.keys():
+            self._holder.pop(self._key, None)
+        return value
 
 
 @dataclass(slots=True)
@@ -262,22 +308,32 @@ def optimizer_places(optimizers: dict[str, Optimizer], names: dict[int, str]) ->
     """The state of all optimizers, and tensors among their groups' numbers (a tensor ``lr``)."""
     for owner, optimizer in optimizers.items():
         for key in optimizer.state:
-            name = f"{owner}.state[{names.get(id(key)) or brief(key)}]"
-            yield from tensors_in(optimizer.state, key, name)
+            yield from tensors_in(optimizer.state, key, entry_name(owner, key, names))
         for g, group in enumerate(optimizer.param_groups):
             for option, value in group.items():
                 if isinstance(value, Tensor):
                     yield Place(group, option, f"{owner}.param_groups[{g}]['{option}']")
 
 
-def tensors_in(container: dict[Any, Any], key: Any, name: str = "") -> Iterator[Place]:
-    """The places of tensors in one entry of an optimizer's state, also within dicts."""
+def entry_name(owner: str, key: Any, names: dict[int, str]) -> str:
+    """What messages call an entry of an optimizer's state, by the names of parameters."""
+    return f"{owner}.state[{names.get(id(key)) or brief(key)}]"
+
+
+def tensors_in(
+    container: Any, key: Any, name: str = "", opened: Callable[..., Any] = lambda *entry: entry[-1]
+) -> Iterator[Place]:
+    """The places of tensors in one entry of an optimizer's state, also within dicts.
+
+    ``opened`` makes what stands for a dict in them, of its holder, its key there, and itself.
+    """
     value = container.get(key)
     if isinstance(value, Tensor):
         yield Place(container, key, name)
     elif isinstance(value, dict):
-        for inner in value:
-            yield from tensors_in(value, inner, f"{name}[{inner!r}]")
+        holder = opened(container, key, value)
+        for inner in [*value]:
+            yield from tensors_in(holder, inner, f"{name}[{inner!r}]", opened)
 
 
 def state_inputs(places: Iterable[Place]) -> tuple[StateInput, ...]:
