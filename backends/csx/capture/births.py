@@ -82,6 +82,7 @@ def with_all_state(
         if birth.is_read(recorded()):
             firsts, unread = firsts + [one() for one in unread], []
             if len(firsts) > _FIRST_STEPS or any(one.goes_on() for one in born):
+                finished.refuse_other_effects()
                 raise birth.error(graph, inputs)
         # who asks how much there is of what grows, may ask for more than a step has left
         elif len(born) == _FIRST_STEPS or not any(

@@ -14,6 +14,7 @@ host with them, follows the new trace.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.births import Birth, FirstStep, with_all_state, with_first_steps
 from fulgurite.backends.csx.capture.comparison import check_same
-from fulgurite.backends.csx.capture.host_calls import Accumulator
+from fulgurite.backends.csx.capture.host_calls import Accumulator, NumberCall
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
     Outputs,
@@ -59,7 +60,7 @@ from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
 from fulgurite.backends.csx.graph.products import Product, products_of
-from fulgurite.backends.csx.hyperparams.slots import NumberSlot
+from fulgurite.backends.csx.hyperparams.slots import CountBegun, NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import (
     AppendedList,
@@ -158,6 +159,12 @@ class FinishedTrace:
             there = inputs.parameters[name].grad is not None if kept is None else bool(kept.any())
             scope.carried[name] = GradientFlag(name, there)
         return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
+
+    def numbers(self) -> tuple[Any, dict[Any, float]]:
+        """Its numbers of param groups, and what it set them to (see ``CountBegun.check``)."""
+        calls = self.trace.result.collected.outputs.calls
+        left = {call.sets: call.seen for call in calls if isinstance(call, NumberCall)}
+        return self.trace.inputs.numbers_in(self.module.graph), left
 
     def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""
@@ -319,9 +326,10 @@ def capture(
 def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
     """Trace until the trace is what every later step will be.
 
-    The first one may not be, for six reasons; each is dealt with, and the step is traced again:
+    The first one may not be, for seven reasons; each is dealt with, and the step is traced again:
 
     - It puts several tensors into places that hold one: each place gets memory of its own.
+    - It begins to count in a param group: the count is there from the start.
     - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
     - It leaves a gradient for an optimizer of the next step, which this step hid from it.
     - It began with a zero where every step begins with None, and its code may ask for that.
@@ -329,28 +337,20 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
     - It leaves tensors where none were, and later steps may read them: they are put there. If they
       do, what was traced without them is the first step.
     """
-    before, born = BeforeTrace(scope), list[Birth]()
+    before, born, counts = BeforeTrace(scope), list[Birth](), list[CountBegun]()
     with contextlib.ExitStack() as stack:
 
         def undo() -> None:
             before.restore()
+            for count in counts:
+                count.begin()
             for one in born:
                 one.put()
             for one in born:
                 one.note()
             stack.enter_context(muted("stdout"))  # it printed once
 
-        def traced() -> FinishedTrace:
-            while True:
-                try:
-                    return trace()
-                except SharedTensorSplit as error:
-                    undo()
-                    error.split()
-                except AssertionError:  # that there is no gradient yet, perhaps
-                    if not scope.stage_gradients.suppose_none():
-                        raise
-                    undo()
+        traced = functools.partial(_traced, scope, trace, undo, counts)
 
         def again() -> FinishedTrace:
             undo()
@@ -375,6 +375,32 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
     return with_first_steps(scope, captured, firsts, born)
+
+
+def _traced(
+    scope: Scope,
+    trace: Callable[[], FinishedTrace],
+    undo: Callable[[], None],
+    counts: list[CountBegun],
+) -> FinishedTrace:
+    """Trace, again after ``undo`` where that does not end; receives the counts that begin."""
+    known = len(counts)  # later traces find state, and do something else
+    while True:
+        try:
+            finished = trace()
+            for count in counts[known:]:
+                count.check(*finished.numbers())
+            return finished
+        except SharedTensorSplit as error:
+            undo()
+            error.split()
+        except CountBegun as error:
+            counts.append(error)
+            undo()
+        except AssertionError:  # that there is no gradient yet, perhaps
+            if not scope.stage_gradients.suppose_none():
+                raise
+            undo()
 
 
 def retrace(

@@ -358,6 +358,7 @@ class NumberCall:
     def __init__(self, group: TracedGroup, key: str, number: TracedNumber) -> None:
         self.sets = group.optimizer, group.index, key
         self._kind = int if isinstance(number, int) else float
+        self.seen: float = number.value  # by Python, in the trace
         self.value: Any = number.tensor
 
     def __call__(self, value: Any) -> None:

@@ -27,7 +27,8 @@ from fulgurite.backends.csx.contract import Observers, holds_traced
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.hyperparams.slots import set_numbers
+from fulgurite.backends.csx.graph.recorder import recorder
+from fulgurite.backends.csx.hyperparams.slots import CountBegun, set_numbers
 from fulgurite.backends.csx.objects import (
     AttributeTree,
     TreeChanges,
@@ -44,9 +45,9 @@ from fulgurite.backends.csx.state import (
     StateInput,
     StateTensor,
     brief,
+    check_new_state,
     dotted_name,
     entry_name,
-    tensors_in,
 )
 from fulgurite.backends.patches import MISSING
 
@@ -112,7 +113,7 @@ def collect(
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     with observers.mode.in_double():
-        numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
+        numbers = _numbers_set(inputs, scope)
     inputs.gradients.keep(cleared=clears_gradients)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
@@ -124,7 +125,7 @@ def collect(
     ).collect()
     known |= sort_state(inputs, module, inputs.memory, effects, observers.line_of_change)
     collect_outputs(scope, host.snapshot, known, effects)
-    collect_optimizer_state(inputs, scope, effects)
+    collect_optimizer_state(inputs, host, effects)
     counted = metric_calls(module, host.snapshot, reset_ids)
     calls = [*starmap(NumberCall, numbers), *counted, *calls]
     for call in calls:
@@ -144,6 +145,15 @@ def collect(
         accumulators=accumulators,
     )
     return collected, tensors
+
+
+def _numbers_set(inputs: StepInputs, scope: Scope) -> list[tuple[Any, str, Any]]:
+    """See ``set_numbers``; with the operations until now, where it finds a new count."""
+    try:
+        return [*set_numbers(inputs.groups, scope.line_of("training_step"))]
+    except CountBegun as begun:
+        begun.traced = inputs.numbers_in(recorder().graph)
+        raise
 
 
 def sort_state(
@@ -295,29 +305,33 @@ def collect_outputs(
                 place.put(before.get(key, MISSING))
 
 
-def collect_optimizer_state(inputs: StepInputs, scope: Scope, effects: SideEffects) -> None:
+def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEffects) -> None:
     """Find tensors that updates of optimizers made for themselves; take them away again.
 
     Raises:
-        UnsupportedState: some of one optimizer's are made only where a condition holds.
+        UnsupportedState: no program can hold one; or they are made only where a condition holds.
     """
     names = {id(p): name for name, p in inputs.parameters.items()}
     known = {id(held.tensor) for held in inputs.state_tensors()}
     conditions: list[Tensor] = []
-    for owner, optimizer in scope.named_optimizers().items():
+    states = zip(host.scope.named_optimizers().items(), host.states, strict=True)
+    for (owner, optimizer), (_, before) in states:
         found: list[tuple[Any, Place]] = []
         for key in [*optimizer.state]:
             name = entry_name(owner, key, names)
-            for place in tensors_in(optimizer.state, key, name, OptimizerEntry):
-                if id(place.get()) not in known and holds_traced(place.get()):
-                    found.append((key, place))
+            new = [*_new_in(optimizer.state, key, name, before, host.snapshot, known)]
+            found += [(key, place) for place in new]
+            if new:
+                line = host.scope.line_of("configure_optimizers")
+                check_new_state(optimizer, optimizer.state[key], line)
         counts = _whether_it_counts(optimizer, [key for key, _ in found], inputs.gradients.counts)
         conditions += [] if counts is None else [counts]
         if len(conditions) > 1:
             raise UnsupportedState(
-                "Several optimizers make state from the first gradient, in updates that may not"
-                " count (16-mixed): one's first may be another step than another's.",
-                remedy="optimizers whose state is zero at first; or bf16-mixed",
+                "Several optimizers make state in their first update, which may not count"
+                " (16-mixed): one's may be another step than another's.",
+                remedy="preinitialize(), which makes their state before the first step; or"
+                " bf16-mixed",
             )
         told = None if counts is None else Place({}, "counts", f"whether {owner} has updated")
         if told is not None:
@@ -328,6 +342,22 @@ def collect_optimizer_state(inputs: StepInputs, scope: Scope, effects: SideEffec
             place.put(MISSING)
 
 
+def _new_in(
+    holder: Any, key: Any, name: str, before: dict[Any, Any], snapshot: Snapshot, known: set[int]
+) -> Iterator[Place]:
+    """The places of what is new in an entry of an optimizer's state, or of a dict in it.
+
+    ``before`` is what was in ``holder``; ``known`` are the identities of tensors that are state.
+    """
+    value = holder.get(key)
+    if isinstance(value, dict):
+        entry, content = OptimizerEntry(holder, key, value), snapshot.before(value) or {}
+        for inner in [*value]:
+            yield from _new_in(entry, inner, f"{name}[{inner!r}]", content, snapshot, known)
+    elif key not in before or (holds_traced(value) and id(value) not in known):
+        yield Place(holder, key, name)
+
+
 def _whether_it_counts(
     optimizer: Optimizer, keys: list[Any], counts: dict[int, Tensor]
 ) -> Tensor | None:
@@ -335,7 +365,7 @@ def _whether_it_counts(
     flags = {id(key): counts[id(key)] for key in keys if id(key) in counts}
     if flags and any(id(key) not in flags for key in keys):
         raise UnsupportedState(
-            f"{type(optimizer).__name__} makes state from the first gradient, which some of its"
+            f"{type(optimizer).__name__} makes state with the first gradients, which some of its"
             " parameters get in this step and others have from the step before.",
             remedy="an optimizer for each; or zero_grad() before the backward pass",
         )

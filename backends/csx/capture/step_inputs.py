@@ -146,8 +146,8 @@ class StepInputs:
                 placement=Placement.SHARDED if sharded else Placement.REPLICATED,
             )
         if self.number_slots:
-            vector = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
-            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+            self._numbers = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
+            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(self._numbers))
         for i, name in enumerate(COUNTERS):
             count = fake(torch.zeros((), dtype=torch.int64))
             yield Input(kind=Kind.COUNTER, index=i, name=name, example=count)
@@ -221,6 +221,12 @@ class StepInputs:
                 self.gradients.watch(held.tensor, fake)
                 fakes.append((held.tensor, fake))
         return fakes
+
+    def numbers_in(self, graph: fx.Graph) -> tuple[fx.Graph, fx.Node, Tensor]:
+        """A trace's graph, which node of it the numbers are, and their values."""
+        nodes = zip(graph.find_nodes(op="placeholder"), self.items, strict=False)
+        [node] = [node for node, item in nodes if item.kind is Kind.NUMBERS]
+        return graph, node, self._numbers
 
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""

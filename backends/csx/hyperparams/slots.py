@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
 from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.diagnostics.trace_errors import (
@@ -167,6 +168,71 @@ def install(
     return guards
 
 
+class CountBegun(Exception):
+    """A step began to count in a param group: ``group["step"] = 1``, and later ``+= 1``.
+
+    The program has the second of the two, and counts from the value before the first; the step is
+    traced again with that.
+
+    Args:
+        counts: an optimizer, the place of a group, a key and the first value, of each.
+        error: what to raise where the step does something else when the count is there.
+
+    Attributes:
+        traced: the trace's graph, the node of its numbers, and these.
+    """
+
+    traced: tuple[fx.Graph, fx.Node, Tensor]
+
+    def __init__(self, counts: list[tuple[Optimizer, int, str, int]], error: FrozenNumber) -> None:
+        super().__init__()
+        self._counts, self._error = counts, error
+
+    def begin(self) -> None:
+        """Let the counts begin one earlier."""
+        for optimizer, index, key, value in self._counts:
+            optimizer.param_groups[index][key] = value - 1
+
+    def check(self, traced: tuple[fx.Graph, fx.Node, Tensor], numbers: Mapping[Any, float]) -> None:
+        """Verify that a trace with the counts does the same, with the same numbers.
+
+        Args:
+            traced: see ``traced``.
+            numbers: what it has set, by optimizer, place of the group, and key.
+
+        Raises:
+            FrozenNumber: it does something else.
+        """
+        first, later = [*_operations(*self.traced)], [*_operations(*traced)]
+        same = later[: len(first)] == first  # which ended where the count was found
+        if not same or any(numbers.get(count[:3]) != count[3] for count in self._counts):
+            raise self._error
+
+
+def _operations(graph: fx.Graph, node: fx.Node, vector: Tensor) -> Iterator[list[str]]:
+    """The operations that do not follow from numbers alone, each with the numbers that it takes."""
+    known: dict[Any, Tensor] = {node: vector}
+    for one in graph.nodes:
+        if one.op != "call_function":
+            continue
+        if one.all_input_nodes and known.keys() >= {*one.all_input_nodes}:
+            args, kwargs = fx.map_arg((one.args, one.kwargs), known.__getitem__)
+            known[one] = one.target(*args, **kwargs)
+            continue
+        made = one.meta.get("val")
+        if isinstance(made, Tensor) and (made.ndim, made.dtype) == (0, torch.float64):
+            continue  # which of two numbers counts, where the step may not
+        operands = pytree.arg_tree_leaves(*one.args, **one.kwargs)
+        name = getattr(one.target, "overloadpacket", one.target)
+        yield [str(name), *(_operand(known.get(value, value)) for value in operands)]
+
+
+def _operand(value: Any) -> str:
+    if isinstance(value, (Tensor, int, float)):
+        return f"{float(value):.6g}"
+    return "a tensor" if isinstance(value, fx.Node) else repr(value)
+
+
 class TracedGroup(dict[str, Any]):
     """A param group while it is traced: it knows the user's line that set each key.
 
@@ -240,7 +306,9 @@ def set_numbers(
 
     Raises:
         FrozenNumber: one would stay as it was set in the trace.
+        CountBegun: some were not there; the program counts from the value before that.
     """
+    begun: list[tuple[Optimizer, int, str, int]] = []
     for group in groups:
         for key in group.changed():
             # group["step"] += 1: the host can set what follows from numbers that the program
@@ -257,7 +325,7 @@ def set_numbers(
                 yield group, key, TracedNumber(value, constant, [], lambda _: 0.0, repr(value))
                 continue
             new = key not in group.installed
-            raise FrozenNumber(
+            error = FrozenNumber(
                 f"The step set param_groups['{key}'], which the host sets between steps: the"
                 " program would keep what it was set to.",
                 line=line,
@@ -267,6 +335,11 @@ def set_numbers(
                 "      def on_train_batch_start(self, batch, batch_idx):\n"
                 f"          self.trainer.{group.place}[{key!r}] = ...",
             )
+            if not new or type(value) is not int:
+                raise error
+            begun.append((group.optimizer, group.index, key, value))
+    if begun:
+        raise CountBegun(begun, error)
 
 
 @contextlib.contextmanager

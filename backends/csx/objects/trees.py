@@ -354,6 +354,8 @@ def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tup
     """
     if isinstance(place.container, AttributeTree):
         return trees.get(place.name, len(trees)), place.name
+    if id(place.container) not in owners:
+        return len(trees), ""  # an optimizer's state, in the order in which it is made
     return -1, f"{owners.get(id(place.container), '')}.{place.key}"
 
 

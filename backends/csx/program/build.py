@@ -170,8 +170,9 @@ class Builder:
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
             for one in captured[name].changes:
                 self.changes[id(one.module), one.name] = one
-        if len(entries) > 1 and self.scope.gradients_known() != known:
-            # one of them has found gradients that the others are to leave to it
+        counts = {one.sources.numbers for one in captured.values()}
+        if len(entries) > 1 and (self.scope.gradients_known() != known or len(counts) > 1):
+            # one of them has found gradients that the others are to leave to it, or begins to count
             _undo_changes(captured)
             return self._capture(entries, batch)
         # before the stage's first step all processes are here. A program for another shape of batch

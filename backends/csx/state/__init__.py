@@ -38,6 +38,7 @@ from fulgurite.backends.csx.state.optimizer_checks import check_optimizer as che
 from fulgurite.backends.csx.state.optimizer_state import NewState as NewState
 from fulgurite.backends.csx.state.optimizer_state import around_steps as around_steps
 from fulgurite.backends.csx.state.optimizer_state import before_steps as before_steps
+from fulgurite.backends.csx.state.optimizer_state import check_new_state as check_new_state
 from fulgurite.backends.csx.state.optimizer_state import init_state as init_state
 from fulgurite.backends.csx.state.optimizer_state import plain_options as plain_options
 from fulgurite.backends.csx.state.python_objects import ARRAYS as ARRAYS
@@ -79,4 +80,3 @@ from fulgurite.backends.csx.state.storage import module_places as module_places
 from fulgurite.backends.csx.state.storage import optimizer_places as optimizer_places
 from fulgurite.backends.csx.state.storage import parameter_replaced as parameter_replaced
 from fulgurite.backends.csx.state.storage import state_inputs as state_inputs
-from fulgurite.backends.csx.state.storage import tensors_in as tensors_in

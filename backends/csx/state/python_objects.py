@@ -19,14 +19,11 @@ from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.storage import brief, dict_of
 from fulgurite.backends.patches import MISSING
-from fulgurite.backends.runtime import shielded
 
 PathStep = tuple[bool, Any]
 """How to get from something to what is in it: (whether it is an item, its key; else an attribute,
@@ -267,17 +264,3 @@ class Snapshot:
         """Make everything as it was; what did not change is not touched."""
         for container, copy, _, _ in self._before.values():
             refill(container, copy)
-
-
-def remember(optimizer: Optimizer) -> Callable[[], None]:
-    """A function that puts back an optimizer as it is now, and the values of its tensors."""
-    snapshot = Snapshot([optimizer])
-    values = [(tensor, tensor.detach().clone()) for tensor in snapshot.tensors()]
-
-    def restore() -> None:
-        with shielded(), torch.no_grad():
-            snapshot.restore()
-            for tensor, value in values:
-                tensor.copy_(value)
-
-    return restore

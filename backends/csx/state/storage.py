@@ -8,7 +8,7 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,8 +96,6 @@ class OptimizerEntry:
 
     def __init__(self, holder: Any, key: Any, content: dict[Any, Any]) -> None:
         self._holder, self._key, self._content = holder, key, content
-        tensors = (Tensor, dict)
-        self._others = {k: v for k, v in content.items() if not isinstance(v, tensors)}
 
     def _now(self) -> dict[Any, Any]:
         now = self._holder.get(self._key)
@@ -111,7 +109,6 @@ class OptimizerEntry:
         """Put something there, a tensor as the parameter is held."""
         if not self._now():
             self._content.clear()
-            self._content.update(self._others)
             self._holder[self._key] = self._content
         p = self._key
         is_whole = isinstance(value, Tensor) and not isinstance(value, ShardedTensor)
@@ -122,7 +119,7 @@ class OptimizerEntry:
     def pop(self, key: Any, default: Any = None) -> Any:
         """Take something away; the last takes the entry with it."""
         value = self._now().pop(key, default)
-        if self._now().keys() <= self._others.keys():
+        if not self._now():
             self._holder.pop(self._key, None)
         return value
 
@@ -320,20 +317,14 @@ def entry_name(owner: str, key: Any, names: dict[int, str]) -> str:
     return f"{owner}.state[{names.get(id(key)) or brief(key)}]"
 
 
-def tensors_in(
-    container: Any, key: Any, name: str = "", opened: Callable[..., Any] = lambda *entry: entry[-1]
-) -> Iterator[Place]:
-    """The places of tensors in one entry of an optimizer's state, also within dicts.
-
-    ``opened`` makes what stands for a dict in them, of its holder, its key there, and itself.
-    """
+def tensors_in(container: dict[Any, Any], key: Any, name: str = "") -> Iterator[Place]:
+    """The places of tensors in one entry of an optimizer's state, also within dicts."""
     value = container.get(key)
     if isinstance(value, Tensor):
         yield Place(container, key, name)
     elif isinstance(value, dict):
-        holder = opened(container, key, value)
-        for inner in [*value]:
-            yield from tensors_in(holder, inner, f"{name}[{inner!r}]", opened)
+        for inner in value:
+            yield from tensors_in(value, inner, f"{name}[{inner!r}]")
 
 
 def state_inputs(places: Iterable[Place]) -> tuple[StateInput, ...]:

@@ -268,6 +268,11 @@ class Sharpness(Optimizer):
         return loss
 
 
+@pytest.mark.numbers
+def test_a_step_evaluates_twice_and_makes_its_state() -> None:
+    assert_equals_stock(Sharpness)
+
+
 @pytest.mark.fits
 def test_the_line_that_keeps_a_number_is_named() -> None:
     with pytest.raises(UnsupportedState) as raised:
@@ -286,7 +291,6 @@ def test_the_line_that_keeps_a_number_is_named() -> None:
         (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
         (Wrapping, r"keeps another optimizer, in \.inner"),
-        (Sharpness, r"evaluates its closure twice, and makes state\['move'\] from the first"),
         (OwnTensor, r"put a traced tensor into OwnTensor.norm"),
     ],
 )

@@ -273,28 +273,38 @@ class Forgetful(Prepared):
         super().update(p, state, lr)
 
 
-@pytest.mark.long
-def test_state_that_it_forgot_is_an_error_that_names_it() -> None:
-    with pytest.raises(UnsupportedState, match=r"\['count'\]") as caught:
-        fitted(Forgetful)
-    assert 'self.state[p]["kept"] = torch.zeros_like(p) in preinitialize()' in str(caught.value)
+@pytest.mark.numbers
+def test_state_that_it_forgot_is_made_in_the_first_step() -> None:
+    class Both(Forgetful):
+        """Makes its state in ``__init__``, for stock's sake."""
+
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, lr)
+            self.preinitialize()
+
+    ours, stock = both(lambda: Classifier(mlp(), Both), lambda: (loader(160),))
+    assert_same_run(ours, stock)
+    counts = [state["count"] for state in ours.trainer.optimizers[0].state.values()]
+    assert counts == [10] * 4
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "Rprop", "NAdam", "ASGD", "Adafactor"])
 def test_state_of_large_models_is_made_in_turns_as_all_at_once(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-    for most in (1 << 30, 0):
-        monkeypatch.setattr(optimizer_state, "_TOGETHER_BYTES", most)
+    made, turns = [], list[int]()
+    monkeypatch.setattr(optimizer_state, "_TURN_BYTES", 0)
+    for told in (None, lambda: turns.append(1)):
         torch.manual_seed(0)
         net = mlp()
         groups = [{"params": [one]} for one in net.parameters()][:2]
         groups.append({"params": [*net.parameters()][2:]})
         options: dict[str, Any] = {"momentum": 0.9} if kind == "SGD" else {}
         optimizer = getattr(torch.optim, kind)(groups, lr=0.1, **options)
-        new = optimizer_state.init_state(optimizer)
+        new = optimizer_state.init_state(optimizer, made=told)
         assert new is not None
+        assert set(new.keys) == set(net.parameters())
         assert all(p.grad is None for p in net.parameters())
-        made.append([new.of_gradient, [optimizer.state[p] for p in net.parameters()]])
+        made.append([optimizer.state[p] for p in net.parameters()])
     assert_close(made[1], made[0], tolerance=0.0)
+    assert len(turns) == (0 if kind == "Adafactor" else 4)  # whose state is of the whole's shape
