@@ -220,7 +220,8 @@ def _operations(graph: fx.Graph, node: fx.Node, vector: Tensor) -> Iterator[list
             known[one] = one.target(*args, **kwargs)
             continue
         made = one.meta.get("val")
-        if isinstance(made, Tensor) and (made.ndim, made.dtype) == (0, torch.float64):
+        numbers = (torch.float64, torch.int64)
+        if isinstance(made, Tensor) and made.ndim == 0 and made.dtype in numbers:
             continue  # which of two numbers counts, where the step may not
         operands = pytree.arg_tree_leaves(*one.args, **one.kwargs)
         name = getattr(one.target, "overloadpacket", one.target)

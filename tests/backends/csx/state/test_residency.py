@@ -57,11 +57,15 @@ def state_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
             yield f"{i}.{name}", tensor
 
 
+def live() -> list[Tensor]:
+    """All tensors that are alive."""
+    gc.collect()
+    return [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
+
+
 def live_bytes() -> int:
     """The bytes of all tensors that are alive, each storage once."""
-    gc.collect()
-    tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in live()}
     return sum(storages.values())
 
 
@@ -129,8 +133,10 @@ def test_as_many_bytes_live_after_66_steps_as_after_2(optimizer: type[Optimizer]
                 counts.append(live_bytes())
 
     counts: list[int] = []
+    held = live()  # those of earlier tests, which would else be gone in the middle of this one
     trainer = make_trainer(True, max_epochs=1, callbacks=[Counting()])
     trainer.fit(Net(optimizer, FULL[optimizer]), loader(16 * 66))
+    del held
     assert len(counts) == 2
     assert counts[0] == counts[1]
 
