@@ -68,6 +68,7 @@ class Scope(ABC):
     trains: bool = False  # whether the step computes gradients
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
+    entries: dict[Any, Any] = field(default_factory=dict)  # of optimizers' state (OptimizerEntry)
     takes_turns: bool = False  # its programs do, by counters of the run: each needs all gradients
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen

@@ -319,7 +319,7 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
         found: list[tuple[Any, Place]] = []
         for key in [*optimizer.state]:
             name = entry_name(owner, key, names)
-            new = [*_new_in(optimizer.state, key, name, before, host.snapshot, known)]
+            new = [*_new_in(optimizer.state, key, name, before, host, known)]
             found += [(key, place) for place in new]
             if new:
                 line = host.scope.line_of("configure_optimizers")
@@ -343,7 +343,7 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
 
 
 def _new_in(
-    holder: Any, key: Any, name: str, before: dict[Any, Any], snapshot: Snapshot, known: set[int]
+    holder: Any, key: Any, name: str, before: dict[Any, Any], host: HostState, known: set[int]
 ) -> Iterator[Place]:
     """The places of what is new in an entry of an optimizer's state, or of a dict in it.
 
@@ -351,9 +351,10 @@ def _new_in(
     """
     value = holder.get(key)
     if isinstance(value, dict):
-        entry, content = OptimizerEntry(holder, key, value), snapshot.before(value) or {}
+        content = host.snapshot.before(value) or {}
+        entry = OptimizerEntry(holder, key, host.scope.entries)
         for inner in [*value]:
-            yield from _new_in(entry, inner, f"{name}[{inner!r}]", content, snapshot, known)
+            yield from _new_in(entry, inner, f"{name}[{inner!r}]", content, host, known)
     elif key not in before or (holds_traced(value) and id(value) not in known):
         yield Place(holder, key, name)
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.graph.recorder import recorder
@@ -176,6 +177,13 @@ class _Step:
         """Take back what was written where even the step's closure gave no gradient."""
         now = self._waiting(optimizer)
         without = {p: now[p] for p in self._before if p in now}
+        parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if without and any(id(key) not in parameters for key in optimizer.state):
+            raise UnsupportedState(
+                f"{type(optimizer).__name__} keeps state that is no parameter's, and steps where"
+                " some parameters may have no gradient yet.",
+                remedy="zero_grad() and the backward pass before optimizer.step(), in one step",
+            )
         with torch.no_grad():
             for p, there in without.items():
                 weight, places = self._before[p]

@@ -86,16 +86,19 @@ class NewPlace:
 class OptimizerEntry:
     """An entry of an optimizer's state, or of a dict in it, used like a dict while there is none.
 
-    Programs take tensors from the dict itself: where it was taken away, the same one comes back.
+    Programs take tensors from the dict itself: where it was taken away, the same one comes back,
+    which step of which program it ever is that makes it.
 
     Args:
         holder: the optimizer's state, or another entry.
         key: in it.
-        content: the dict that a step has put there.
+        known: the dicts of all entries, by holder and key; receives what is there now.
     """
 
-    def __init__(self, holder: Any, key: Any, content: dict[Any, Any]) -> None:
-        self._holder, self._key, self._content = holder, key, content
+    def __init__(self, holder: Any, key: Any, known: dict[Any, tuple[Any, dict[Any, Any]]]) -> None:
+        self._holder, self._key = holder, key
+        of = holder._content if isinstance(holder, OptimizerEntry) else holder
+        _, self._content = known.setdefault((id(of), key), (of, holder.get(key)))
 
     def _now(self) -> dict[Any, Any]:
         now = self._holder.get(self._key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +196,9 @@ def test_what_a_formula_was_traced_with_is_in_the_key() -> None:
         [one] = run.trainer.strategy.training.executables()
         return program_key(one.graph, threads=1)
 
-    keys = [key(), key(weight_decay=0.1), key(momentum=0.5), key(momentum=0.5, dampening=0.1)]
-    assert len({*keys, key()}) == 4, [*itertools.combinations(keys, 2)]
+    keys = [key(), key(weight_decay=0.1), key(momentum=0.5)]
+    assert len({*keys, key()}) == 3, keys
+    assert key(momentum=0.5, dampening=0.1) == keys[-1]  # a number, which is an input
 
 
 class Turned(Classifier):
