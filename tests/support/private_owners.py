@@ -71,6 +71,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_groups_checked": ("torchmetrics.MetricCollection",),
     "_hparams": (_MODULE,),
     "_hparams_initial": (_MODULE,),
+    "_init_group": tuple(f"torch.optim.{name}" for name in ("SGD", "Adam", "Muon")),
     "_is_sequential": (_EVALUATION,),
     "_is_training_done": (_EPOCH,),
     "_iterator": (_COMBINED,),

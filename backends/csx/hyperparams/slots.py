@@ -221,9 +221,11 @@ def _operations(graph: fx.Graph, node: fx.Node, vector: Tensor) -> Iterator[list
             continue
         made = one.meta.get("val")
         numbers = (torch.float64, torch.int64)
-        if isinstance(made, Tensor) and made.ndim == 0 and made.dtype in numbers:
-            continue  # which of two numbers counts, where the step may not
-        operands = pytree.arg_tree_leaves(*one.args, **one.kwargs)
+        # which of two numbers counts, where the step may not; and what numbers are computed in
+        of_numbers = isinstance(made, Tensor) and made.ndim == 0 and made.dtype in numbers
+        if of_numbers or one.target is torch.ops.aten._to_copy.default:
+            continue
+        operands = pytree.tree_leaves((one.args, one.kwargs))
         name = getattr(one.target, "overloadpacket", one.target)
         yield [str(name), *(_operand(known.get(value, value)) for value in operands)]
 
