@@ -17,7 +17,7 @@ stepped_by: set[tuple[bool, bool]] = set()
 
 
 class Asking(torch.optim.Adam):
-    """Notes who steps it: (a trace, a trial)."""
+    """Notes who steps it: (a trace, this package on the host)."""
 
     def step(self, closure: Any = None) -> Any:
         now = step_context.get()
@@ -55,7 +55,7 @@ def test_a_field_is_inherited_until_somebody_sets_it_and_is_put_back() -> None:
 
 
 @pytest.mark.fits
-def test_a_step_a_hook_and_the_trial_of_an_optimizer_know_what_they_are_part_of() -> None:
+def test_a_step_and_a_hook_know_what_they_are_part_of() -> None:
     module = Module(mlp())
     module.found = {}
     trainer = fulgurite.Trainer(backend=csx(), max_steps=2, **QUIET)
@@ -65,5 +65,5 @@ def test_a_step_a_hook_and_the_trial_of_an_optimizer_know_what_they_are_part_of(
     assert host.is_on_host
     assert (host.trace, host.note, host.schedules, host.reads) == (None,) * 4
     assert step.norms is not host.norms
-    assert stepped_by == {(False, True), (True, False)}
+    assert stepped_by == {(True, False)}
     assert step_context.get() == StepContext()

@@ -199,8 +199,6 @@ def test_what_other_threads_draw_beside_a_trace_does_not_come_again() -> None:
 class Scope:
     """Nothing to put back but random states."""
 
-    deferred: tuple[()] = ()
-
     def objects(self) -> Iterator[object]:
         return iter(())
 

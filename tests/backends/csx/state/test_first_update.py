@@ -1,7 +1,8 @@
-"""State that begins as the first gradient: the first update equals eager's, in one program."""
+"""State that a first update makes: it equals eager's, and runs as a step of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,10 +10,11 @@ import pytest
 import torch
 from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
-from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
+from optimizers import AdaBelief, Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.state import around_steps
 
 
@@ -43,6 +45,83 @@ def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() ->
 
     ours, stock = both(lambda: Alternating(optimizers), lambda: (loader(160),))
     assert_same_run(ours, stock)
+
+
+class Uneven:
+    """Batches of 5 and 8 rows in turn."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[Any]:
+        [(x, y)] = loader(16, batch_size=16)
+        return ((x[:n], y[:n]) for n in (5, 8) * 6)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("optimizer", [FirstGradient, torch.optim.SGD, AdaBelief])
+def test_programs_of_one_window_make_the_same_state(optimizer: Any) -> None:
+    """Both are built before the first update, which either of them may make."""
+    options = {"momentum": 0.9, "dampening": 0.5} if optimizer is torch.optim.SGD else {}
+    ours, stock = both(
+        lambda: Classifier(mlp(), optimizer, **options),
+        lambda: (Uneven(),),
+        accumulate_grad_batches=2,
+    )
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 2
+
+
+class Clearing(pl.Callback):
+    """Clears the state of the optimizer in the middle, or puts another one's into its place."""
+
+    def __init__(self, loads: bool) -> None:
+        self.loads = loads
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        [optimizer] = trainer.optimizers
+        if trainer.global_step == 1 and self.loads:  # just after the first update
+            for p, state in [*optimizer.state.items()]:
+                optimizer.state[p] = {**state, "buf": state["buf"] * 0.5}
+        if trainer.global_step == 4 and not self.loads:
+            optimizer.state.clear()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("loads", [False, True])
+def test_state_that_the_host_takes_away_or_replaces_is_as_in_stock(loads: bool) -> None:
+    ours, stock = both(
+        lambda: Classifier(mlp(), FirstGradient),
+        lambda: (loader(160),),
+        callbacks=(Clearing(loads),),
+    )
+    assert_same_run(ours, stock)
+
+
+class Shared(PerParameter):
+    """Keeps a norm of all its parameters."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if p.grad is None:
+            return
+        self.state["all"].setdefault("norm", p.grad.norm())
+        p.sub_(p.grad * lr / (1 + self.state["all"]["norm"]))
+
+
+@pytest.mark.fits
+def test_state_of_no_parameter_is_refused_where_there_may_be_no_gradient() -> None:
+    class Late(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp(), Shared)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    with pytest.raises(UnsupportedState, match="keeps state that is no parameter's"):
+        fit(Late, lambda: (loader(64),), static=True)
 
 
 @pytest.mark.core
