@@ -232,6 +232,7 @@ class Selection:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
         if self._states.are_replaced():
             self._forget()
+            self._scope.born = [one for one in self._scope.born if not one.is_optimizers]
             self._scope.refresh()
 
     def forget_pruned(self) -> None:

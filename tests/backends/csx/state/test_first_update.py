@@ -148,6 +148,7 @@ def test_state_that_is_loaded_waits_for_no_gradient(hook: str) -> None:
         accumulate_grad_batches=2,
     )
     assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == (2 if hook == "on_train_batch_end" else 1)
 
 
 @pytest.mark.fits
