@@ -3,6 +3,7 @@
 # make test       what needs nothing, the core, and a part of the rest drawn by the day: ten minutes
 # make test-all   everything, the tests of numbers compiled too: a night; it can be interrupted
 # make compiled   the tests of numbers, compiled; ARGS="--sample 80" for one in 80
+# make oracle BEFORE=HEAD~1   what fits do to the bit, at that commit and here
 # make lint       ruff and mypy
 # make bench      the step benchmark, ten minutes
 # make docs       the site of docs/, in site/
@@ -24,7 +25,9 @@ WORKERS ?= 2
 DAY ?= $(shell date +%F)
 ONE_IN ?= 40
 
-.PHONY: setup fit test test-all compiled lint bench docs smoke zoo clean
+BEFORE ?= HEAD
+
+.PHONY: setup fit test test-all compiled oracle lint bench docs smoke zoo clean
 
 setup: $(READY)
 
@@ -43,6 +46,9 @@ compiled: $(READY)
 zoo: $(ZOO)/.installed
 	PYTHONPATH=tests/support $(ZOO)/bin/python -m pytest -p torchvision_operators -n $(WORKERS) -k trains $(ARGS) tests/test_zoo.py
 	PYTHONPATH=tests/support $(ZOO)/bin/python -m pytest -p torchvision_operators -n $(WORKERS) --compiled -k trains $(ARGS) tests/test_zoo.py
+
+oracle: $(READY)
+	$(BIN)/python tests/tools/oracle.py $(BEFORE) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
