@@ -292,7 +292,7 @@ class EmptyPlaces:
     """Places, and an outline of what was there before a step put tensors into them.
 
     ``flags`` are what alone says that they are filled: each with what it was, and is since.
-    ``new_places`` are all that the step fills.
+    ``new_places`` are all that the step fills; ``is_in_part`` says that it has filled some alone.
     """
 
     def __init__(
@@ -303,7 +303,9 @@ class EmptyPlaces:
     ) -> None:
         self._before, self.flags = before, flags
         self.is_optimizers = any(one.is_optimizers for one in new_places)
+        self.is_in_part = False
         self._by_update = [(one.place, one.counts) for one in new_places if one.counts]
+        self._always = any(one.counts is None for one in new_places)
 
     def __call__(self) -> bool:
         """Whether that is there now."""
@@ -321,7 +323,9 @@ class EmptyPlaces:
 
     def fill(self) -> None:
         """A step has filled them; where its update did not count, they are empty again."""
-        updated = [(place, counts, counts.get()) for place, counts in self._by_update]
+        updated = [(place, counts, bool(counts.get())) for place, counts in self._by_update]
+        some = self._always or any(is_update for _, _, is_update in updated)
+        self.is_in_part = some and not all(is_update for _, _, is_update in updated)
         for place, counts, is_update in updated:
             if not is_update:
                 place.put(MISSING)

@@ -309,37 +309,27 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
     """Find tensors that updates of optimizers made for themselves; take them away again.
 
     Raises:
-        UnsupportedState: no program can hold one; or they are made only where a condition holds.
+        UnsupportedState: no program can hold one.
     """
     names = {id(p): name for name, p in inputs.parameters.items()}
     known = {id(held.tensor) for held in inputs.state_tensors()}
-    conditions: list[Tensor] = []
     states = zip(host.scope.named_optimizers().items(), host.states, strict=True)
     for (owner, optimizer), (_, before) in states:
-        found: list[tuple[Any, Place]] = []
         for key in [*optimizer.state]:
             name = entry_name(owner, key, names)
             new = [*_new_in(optimizer.state, key, name, before, host, known)]
-            found += [(key, place) for place in new]
-            if new:
-                line = host.scope.line_of("configure_optimizers")
-                check_new_state(optimizer, optimizer.state[key], line)
-        counts = _whether_it_counts(optimizer, [key for key, _ in found], inputs.gradients.counts)
-        conditions += [] if counts is None else [counts]
-        if len(conditions) > 1:
-            raise UnsupportedState(
-                "Several optimizers make state in their first update, which may not count"
-                " (16-mixed): one's may be another step than another's.",
-                remedy="preinitialize(), which makes their state before the first step; or"
-                " bf16-mixed",
-            )
-        told = None if counts is None else Place({}, "counts", f"whether {owner} has updated")
-        if told is not None:
-            effects.set_after([told], counts)
-        for _, place in found:
-            effects.set_after([place], place.get())
-            effects.new_places.append(NewPlace(place=place, is_optimizers=True, counts=told))
-            place.put(MISSING)
+            if not new:
+                continue
+            line = host.scope.line_of("configure_optimizers")
+            check_new_state(optimizer, optimizer.state[key], line)
+            counts, told = _whether_it_counts(optimizer, key, inputs.gradients.counts), None
+            if counts is not None:
+                told = Place({}, "counts", f"whether {name} was updated")
+                effects.set_after([told], counts)
+            for place in new:
+                effects.set_after([place], place.get())
+                effects.new_places.append(NewPlace(place=place, is_optimizers=True, counts=told))
+                place.put(MISSING)
 
 
 def _new_in(
@@ -359,18 +349,13 @@ def _new_in(
         yield Place(holder, key, name)
 
 
-def _whether_it_counts(
-    optimizer: Optimizer, keys: list[Any], counts: dict[int, Tensor]
-) -> Tensor | None:
-    """Whether an update counts that made state for these; None where it always does."""
-    flags = {id(key): counts[id(key)] for key in keys if id(key) in counts}
-    if flags and any(id(key) not in flags for key in keys):
-        raise UnsupportedState(
-            f"{type(optimizer).__name__} makes state with the first gradients, which some of its"
-            " parameters get in this step and others have from the step before.",
-            remedy="an optimizer for each; or zero_grad() before the backward pass",
-        )
-    return torch.stack([*flags.values()]).any() if flags else None
+def _whether_it_counts(optimizer: Optimizer, key: Any, counts: dict[int, Tensor]) -> Tensor | None:
+    """Whether an update counts that makes an entry of the state; None where it always does."""
+    parameters = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if id(key) in parameters:
+        return counts.get(id(key))
+    of_all = [counts[one] for one in parameters if one in counts]
+    return torch.stack(of_all).any() if of_all else None
 
 
 def metric_calls(

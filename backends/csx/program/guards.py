@@ -171,7 +171,7 @@ class Guards:
             why = self._conditions.difference(now, self._modules, names)
             return Misfit(StateChanged, why, is_phase=True)
         if self.is_emptied():
-            why = "the host took away state that a first step makes"
+            why = "there is not all of the state that a first step makes"
             return Misfit(StateChanged, why, is_phase=True)
         if self._run and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
@@ -186,7 +186,9 @@ class Guards:
         return tensors if answer is None else Misfit(StateChanged, *answer)
 
     def is_emptied(self) -> bool:
-        """Whether there no longer is some state, which another program makes."""
+        """Whether there is not all of the state, so that another program makes it."""
+        if any(one.is_in_part for one in self._made):
+            return True
         if not any(is_empty() for is_empty in self._needed):
             return False
         return not any(is_empty() for is_empty in self._made)

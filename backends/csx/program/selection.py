@@ -233,6 +233,7 @@ class Selection:
         if self._states.are_replaced():
             self._forget()
             self._scope.born = [one for one in self._scope.born if not one.is_optimizers]
+            self._scope.entries.clear()
             self._scope.refresh()
 
     def forget_pruned(self) -> None:

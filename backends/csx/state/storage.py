@@ -92,13 +92,15 @@ class OptimizerEntry:
     Args:
         holder: the optimizer's state, or another entry.
         key: in it.
-        known: the dicts of all entries, by holder and key; receives what is there now.
+        known: the dicts of entries, by holder and key; receives what is there when it is taken.
     """
 
     def __init__(self, holder: Any, key: Any, known: dict[Any, tuple[Any, dict[Any, Any]]]) -> None:
-        self._holder, self._key = holder, key
-        of = holder._content if isinstance(holder, OptimizerEntry) else holder
-        _, self._content = known.setdefault((id(of), key), (of, holder.get(key)))
+        self._holder, self._key, self._known = holder, key, known
+
+    def _content(self) -> dict[Any, Any]:
+        of = self._holder._content() if isinstance(self._holder, OptimizerEntry) else self._holder
+        return self._known.setdefault((id(of), self._key), (of, self._now()))[1]
 
     def _now(self) -> dict[Any, Any]:
         now = self._holder.get(self._key)
@@ -111,8 +113,8 @@ class OptimizerEntry:
     def __setitem__(self, key: Any, value: Any) -> None:
         """Put something there, a tensor as the parameter is held."""
         if not self._now():
-            self._content.clear()
-            self._holder[self._key] = self._content
+            self._content().clear()
+            self._holder[self._key] = self._content()
         p = self._key
         is_whole = isinstance(value, Tensor) and not isinstance(value, ShardedTensor)
         if is_whole and isinstance(p, ShardedTensor) and value.shape == p.shape:
@@ -121,6 +123,7 @@ class OptimizerEntry:
 
     def pop(self, key: Any, default: Any = None) -> Any:
         """Take something away; the last takes the entry with it."""
+        self._content()  # is kept from here on
         value = self._now().pop(key, default)
         if not self._now():
             self._holder.pop(self._key, None)
