@@ -40,7 +40,7 @@ from fulgurite.backends.csx.capture.scope import (
     undo_on_failure,
 )
 from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
-from fulgurite.backends.csx.capture.step_inputs import idle_optimizers
+from fulgurite.backends.csx.capture.step_inputs import idle_optimizers, numbers_in
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
     Access,
@@ -164,7 +164,7 @@ class FinishedTrace:
         """Its numbers of param groups, and what it set them to (see ``CountBegun.check``)."""
         calls = self.trace.result.collected.outputs.calls
         left = {call.sets: call.seen for call in calls if isinstance(call, NumberCall)}
-        return self.trace.inputs.numbers_in(self.module.graph), left
+        return numbers_in(self.module.graph, self.trace.inputs), left
 
     def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""

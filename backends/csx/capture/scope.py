@@ -188,6 +188,11 @@ class Scope(ABC):
         for one in new_state:
             one.forget_unused(live)
 
+    def forget_state(self) -> None:
+        """The state of optimizers is another one: no first step waits for it any more."""
+        self.born = [one for one in self.born if not one.is_optimizers]
+        self.entries.clear()
+
     def groups(self) -> list[dict[str, Any]]:
         """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""
         scheduled = (scheduler.optimizer for scheduler in program_schedulers(self.schedulers))

@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState, Scope
-from fulgurite.backends.csx.capture.step_inputs import StepInputs
+from fulgurite.backends.csx.capture.step_inputs import StepInputs, numbers_in
 from fulgurite.backends.csx.contract import Observers, holds_traced
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
@@ -152,7 +152,7 @@ def _numbers_set(inputs: StepInputs, scope: Scope) -> list[tuple[Any, str, Any]]
     try:
         return [*set_numbers(inputs.groups, scope.line_of("training_step"))]
     except CountBegun as begun:
-        begun.traced = inputs.numbers_in(recorder().graph)
+        begun.traced = numbers_in(recorder().graph, inputs)
         raise
 
 
@@ -328,7 +328,8 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
                 effects.set_after([told], counts)
             for place in new:
                 effects.set_after([place], place.get())
-                effects.new_places.append(NewPlace(place=place, is_optimizers=True, counts=told))
+                one = NewPlace(place=place, is_optimizers=True, key=key, counts=told)
+                effects.new_places.append(one)
                 place.put(MISSING)
 
 

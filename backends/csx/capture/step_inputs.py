@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes
@@ -47,6 +48,7 @@ from fulgurite.backends.csx.state import (
     state_inputs,
     swap,
 )
+from fulgurite.backends.patches import MISSING
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.step_context import running
 
@@ -146,8 +148,8 @@ class StepInputs:
                 placement=Placement.SHARDED if sharded else Placement.REPLICATED,
             )
         if self.number_slots:
-            self._numbers = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
-            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(self._numbers))
+            self.numbers = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
+            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(self.numbers))
         for i, name in enumerate(COUNTERS):
             count = fake(torch.zeros((), dtype=torch.int64))
             yield Input(kind=Kind.COUNTER, index=i, name=name, example=count)
@@ -193,6 +195,7 @@ class StepInputs:
                 tracker[tensor] = tracker[fake]  # by the object, which stayed
                 self.nodes[id(tensor)] = tracker[fake]
                 self.values[id(tensor)] = fake  # they were swapped
+            found = [dict(vars(tensor)) for tensor, _ in swapped]
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors), tracker)
             for vector in self.of_kind(Kind.NUMBERS, tensors):
                 self.guards = install(self.number_slots, vector, self._scope.optimizers)
@@ -202,6 +205,7 @@ class StepInputs:
                     scheduler.show()
                 with traced_groups(self._scope.optimizers) as self.groups:
                     yield
+            _check_attributes(self.state_tensors(), found)
         finally:
             # in the same dicts, which schedulers and the user hold
             for group, numbers in zip(self._scope.groups(), before, strict=True):
@@ -221,12 +225,6 @@ class StepInputs:
                 self.gradients.watch(held.tensor, fake)
                 fakes.append((held.tensor, fake))
         return fakes
-
-    def numbers_in(self, graph: fx.Graph) -> tuple[fx.Graph, fx.Node, Tensor]:
-        """A trace's graph, which node of it the numbers are, and their values."""
-        nodes = zip(graph.find_nodes(op="placeholder"), self.items, strict=False)
-        [node] = [node for node, item in nodes if item.kind is Kind.NUMBERS]
-        return graph, node, self._numbers
 
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""
@@ -249,6 +247,36 @@ class StepInputs:
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
         ]
+
+
+def numbers_in(graph: fx.Graph, inputs: StepInputs) -> tuple[fx.Graph, fx.Node, Tensor]:
+    """A trace's graph, which node of it the numbers are, and their values."""
+    nodes = zip(graph.find_nodes(op="placeholder"), inputs.items, strict=False)
+    [node] = [node for node, item in nodes if item.kind is Kind.NUMBERS]
+    return graph, node, inputs.numbers
+
+
+def _check_attributes(state: list[StateTensor], found: list[dict[str, Any]]) -> None:
+    """Verify that the step has set no attribute of a tensor: what it set is a fake's.
+
+    Args:
+        state: the tensors.
+        found: their attributes when the step began.
+
+    Raises:
+        UnsupportedState: it has.
+    """
+    for held, before in zip(state, found, strict=True):
+        for key, value in vars(held.tensor).items():
+            own = not key.startswith("_") or isinstance(value, Tensor)
+            if own and before.get(key, MISSING) is not value:
+                raise UnsupportedState(
+                    f"The step set {held.places[0].name}.{key}, an attribute of a tensor, where the"
+                    " next step would not find it.",
+                    named=frozenset({key}),
+                    remedy=f'in an optimizer self.state[p]["{key}"]; in a module an attribute of'
+                    " its own, or a buffer",
+                )
 
 
 def idle_optimizers(inputs: StepInputs, scope: Scope) -> Iterator[int]:

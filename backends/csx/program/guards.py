@@ -8,7 +8,7 @@ it runs, so every step asks; what it asks first is whether there still are the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -154,6 +154,8 @@ class Guards:
         self._made = [first.is_due for one in captured for first in one.births]
         items = [item for one in captured for item in one.graph.inputs]
         names = {item.name for item in items if item.kind is Kind.STATE}
+        written = {i for one in captured for i in _state_written(one)}
+        self._updates, self._names = written, names
         self._needed = [one for one in scope.born if one.holds(names) or one.is_told_by(asked)]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
@@ -193,6 +195,14 @@ class Guards:
             return False
         return not any(is_empty() for is_empty in self._made)
 
+    def overlooks(self, made: Iterable[tuple[int, str]]) -> bool:
+        """Whether the program updates a parameter, and does not know of what is in its state now.
+
+        Args:
+            made: the identity of the parameter, and the name of the place, of what was made.
+        """
+        return any(key in self._updates and name not in self._names for key, name in made)
+
     def _answered_otherwise(self) -> str | None:
         """What Python saw of counters of the run and would not see now; None: nothing."""
         now = read_numbers(self.numbers.slots, self._scope.optimizers)
@@ -212,6 +222,14 @@ class Guards:
         except StateChanged:
             if self._conditions == conditions():  # else it is checked again before it may run
                 raise
+
+
+def _state_written(captured: CapturedStep) -> Iterator[int]:
+    """The identity of the tensors of the state that a step writes."""
+    written = captured.graph.written()
+    for i, item in enumerate(captured.graph.inputs):
+        if item.kind is Kind.STATE and i in written:
+            yield from (id(held.tensor) for held in captured.sources.state[item.index].tensors)
 
 
 def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:

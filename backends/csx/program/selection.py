@@ -108,8 +108,7 @@ class Selection:
 
     Attributes:
         programs: those built so far.
-        why: none of them fitted the last batch that needed another, and why none is kept for it;
-            empty: one is.
+        why: none fitted the last batch that needed another, and why none is kept for it, or "".
     """
 
     def __init__(
@@ -221,19 +220,20 @@ class Selection:
         if not program.never:
             self.programs.append(program)
             self._note_states()
-            for executable in program.entries.values():
-                for _, first in executable.firsts:
-                    first.filled.append(self._note_states)
+            for first in [one for each in program.entries.values() for _, one in each.firsts]:
+                first.filled.append(self._note_states)
 
     def _note_states(self) -> None:
-        self._states = OptimizerStates(self._scope.optimizers)
+        """There is more state of optimizers: what may have asked for it has to be built anew."""
+        self._states, born = OptimizerStates(self._scope.optimizers), self._scope.born
+        made = [one for empty in born if not empty() for one in empty.made]
+        self.programs[:] = [one for one in self.programs if not one.guards.overlooks(made)]
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
         if self._states.are_replaced():
             self._forget()
-            self._scope.born = [one for one in self._scope.born if not one.is_optimizers]
-            self._scope.entries.clear()
+            self._scope.forget_state()
             self._scope.refresh()
 
     def forget_pruned(self) -> None:

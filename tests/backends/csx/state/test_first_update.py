@@ -98,6 +98,49 @@ def test_state_that_the_host_takes_away_or_replaces_is_as_in_stock(loads: bool) 
     assert_same_run(ours, stock)
 
 
+class Anchored(Optimizer):
+    """From its fourth step on it is drawn to the weights of that step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "n": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            group["n"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                if group["n"] == 4:
+                    state["anchor"] = p.detach().clone()
+                p.sub_(group["lr"] * p.grad)
+                if "anchor" in state:
+                    p.lerp_(state["anchor"], 0.1)
+        return loss
+
+
+@pytest.mark.numbers
+def test_a_program_from_before_some_state_was_made_does_not_run_on() -> None:
+    ours = assert_equals_stock(Anchored)
+    assert len(ours.trainer.optimizers[0].state) == 4
+
+
+class OnTensors(PerParameter):
+    """Keeps its momentum on the parameters themselves."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        kept: Any = p
+        if not hasattr(p, "velocity"):
+            kept.velocity = torch.zeros_like(p)
+        p.sub_(kept.velocity.mul_(0.9).add_(p.grad) * lr)
+
+
+@pytest.mark.fits
+def test_what_a_step_sets_on_a_tensor_is_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"The step set self\.net\.0\.weight\.velocity"):
+        fit(lambda: Classifier(mlp(), OnTensors), lambda: (loader(64),), static=True)
+
+
 class Shared(PerParameter):
     """Keeps a norm of all its parameters."""
 
