@@ -85,7 +85,8 @@ def _check_value(
         raise UnsupportedState(
             f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
             " freeze it.",
-            remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
+            remedy="a tensor of what it is before the first update, changed in place:"
+            f" state['{key}'] = torch.zeros(()); or in a param group, where a number may count",
         )
     if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
         raise UnsupportedState(
