@@ -145,6 +145,7 @@ class Gradients:
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self.sharded: set[int] = set()  # the identity of sharded parameters
         self._leaves: set[str] = set()
+        self._cleared: set[str] = set()  # for the window's other entry points
         self._others = scope.stage_gradients
         none = {name for name, p in self.parameters.items() if p.grad is None}
         by_hand = scope.trains and not scope.backward_is_lightnings
@@ -262,6 +263,7 @@ class Gradients:
                     left[name] = False
                 # a program has no None: it holds a zero, and ``tensor_after`` says what that means
                 if matters:
+                    self._cleared |= {name} if cleared else set()
                     gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
             elif p.grad is not gradient:
                 left[name] = True
@@ -307,7 +309,8 @@ class Gradients:
             kept = {
                 name for name, there in handover.tensor_after.items() if there and handover.all_kept
             }
-            kept |= handover.carried.keys()
+            # also where this step reads none, for the user has overwritten it
+            kept |= handover.carried.keys() | self._cleared
 
         def mark(item: Input) -> Input:
             name = names[item.index]
