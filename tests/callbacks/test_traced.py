@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import fulgurite
+from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.callbacks import (
     ComputeNorm,
     LogInputSummaries,
@@ -263,6 +264,10 @@ def test_chosen_gradients_are_stocks() -> None:
         gradient_clip_val=0.5,
     )
     assert_same_run(ours, stock)
+    for entry in ours.trainer.strategy.training.executables():  # as they would be compiled
+        graph = entry.graph
+        written = {graph.inputs[i].name for i in Graph.written(graph)}  # of its lowered operations
+        assert written >= {f"{name}.grad" for name, _ in ours.module.named_parameters()}
 
 
 @pytest.mark.fits

@@ -315,14 +315,21 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
     known = {id(held.tensor) for held in inputs.state_tensors()}
     states = zip(host.scope.named_optimizers().items(), host.states, strict=True)
     for (owner, optimizer), (_, before) in states:
-        for key in [*optimizer.state]:
+        found: list[tuple[Any, str, list[Place]]] = []
+        for key in optimizer.state:
             name = entry_name(owner, key, names)
-            new = [*_new_in(optimizer.state, key, name, before, host, known)]
-            if not new:
-                continue
-            line = host.scope.line_of("configure_optimizers")
-            check_new_state(optimizer, optimizer.state[key], line)
-            counts, told = _whether_it_counts(optimizer, key, inputs.gradients.counts), None
+            if new := [*_new_in(optimizer.state, key, name, before, host, known)]:
+                found.append((key, name, new))
+        if not found:
+            continue
+        entries = [optimizer.state[key] for key, _, _ in found]
+        check_new_state(optimizer, entries, host.scope.line_of("configure_optimizers"))
+        parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        of_all = [one for key, one in inputs.gradients.counts.items() if key in parameters]
+        for key, name, new in found:
+            counts, told = inputs.gradients.counts.get(id(key)), None
+            if id(key) not in parameters and of_all:  # it counts where that of one parameter does
+                counts = torch.stack(of_all).any()
             if counts is not None:
                 told = Place({}, "counts", f"whether {name} was updated")
                 effects.set_after([told], counts)
@@ -348,15 +355,6 @@ def _new_in(
             yield from _new_in(entry, inner, f"{name}[{inner!r}]", content, host, known)
     elif key not in before or (holds_traced(value) and id(value) not in known):
         yield Place(holder, key, name)
-
-
-def _whether_it_counts(optimizer: Optimizer, key: Any, counts: dict[int, Tensor]) -> Tensor | None:
-    """Whether an update counts that makes an entry of the state; None where it always does."""
-    parameters = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    if id(key) in parameters:
-        return counts.get(id(key))
-    of_all = [counts[one] for one in parameters if one in counts]
-    return torch.stack(of_all).any() if of_all else None
 
 
 def metric_calls(

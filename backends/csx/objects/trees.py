@@ -33,6 +33,7 @@ from fulgurite.backends.csx.objects.leaves import (
 )
 from fulgurite.backends.csx.state import (
     NewPlace,
+    OptimizerEntry,
     PathStep,
     Place,
     SideEffects,
@@ -354,8 +355,8 @@ def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tup
     """
     if isinstance(place.container, AttributeTree):
         return trees.get(place.name, len(trees)), place.name
-    if id(place.container) not in owners:
-        return len(trees), ""  # an optimizer's state, in the order in which it is made
+    if isinstance(place.container, OptimizerEntry):
+        return len(trees), ""  # in the order in which the optimizer makes them
     return -1, f"{owners.get(id(place.container), '')}.{place.key}"
 
 

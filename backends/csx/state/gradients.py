@@ -145,7 +145,7 @@ class Gradients:
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self.sharded: set[int] = set()  # the identity of sharded parameters
         self._leaves: set[str] = set()
-        self._cleared: set[str] = set()  # for the window's other entry points
+        self._cleared: set[str] = set()  # for the window's others, if this step reads it or not
         self._others = scope.stage_gradients
         none = {name for name, p in self.parameters.items() if p.grad is None}
         by_hand = scope.trains and not scope.backward_is_lightnings
@@ -161,8 +161,7 @@ class Gradients:
         self._hidden: set[str] = set()  # from the step of an optimizer
         self._as_found: set[str] = set()  # those of an optimizer, when its step begins
         self.stepped: list[Optimizer] = []  # by hand
-        # by a parameter's identity, whether its update counts; of others it always does
-        self.counts: dict[int, Tensor] = {}
+        self.counts: dict[int, Tensor] = {}  # whether a parameter's update does, by its identity
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -309,7 +308,6 @@ class Gradients:
             kept = {
                 name for name, there in handover.tensor_after.items() if there and handover.all_kept
             }
-            # also where this step reads none, for the user has overwritten it
             kept |= handover.carried.keys() | self._cleared
 
         def mark(item: Input) -> Input:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -167,7 +167,7 @@ def init_state(
         for key, values in initial.items():
             if isinstance(key, ShardedTensor) and isinstance(values, dict):
                 initial[key] = {k: sharded_as(key, v, optimizer) for k, v in values.items()}
-            check_new_state(optimizer, initial[key], where)
+        check_new_state(optimizer, initial.values(), where)
         optimizer.state.update(initial)
         new.keys.extend(initial)
         if in_turns and made is not None:
@@ -175,11 +175,12 @@ def init_state(
     return new
 
 
-def check_new_state(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
-    """Refuse new state of a parameter that no program can hold (see ``check_state``)."""
+def check_new_state(optimizer: Optimizer, entries: Iterable[Any], line: UserLine | None) -> None:
+    """Refuse new entries of an optimizer's state that no program can hold (see ``check_state``)."""
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     with_double = any(wide(p.dtype) for p in everyone)
-    check_state(optimizer, values, line, everyone[0].device, with_double)
+    for values in entries:
+        check_state(optimizer, values, line, everyone[0].device, with_double)
 
 
 _TURN_BYTES = 16 << 20  # of parameters
