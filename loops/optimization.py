@@ -24,7 +24,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx import ACCUMULATE, STEP, NoLoss, refuse_stop_iteration, strategy_of
+from fulgurite.backends.csx import (
+    ACCUMULATE,
+    STEP,
+    NoLoss,
+    refuse_stop_iteration,
+    step_clears,
+    strategy_of,
+)
 from fulgurite.backends.patches import patched
 from fulgurite.backends.step_context import running
 from fulgurite.loops.finite import Losses
@@ -51,20 +58,16 @@ class AutomaticOptimization(_AutomaticOptimization):
             )
 
         def entries() -> dict[str, Callable[[Any], Any]]:
-            strategy.refuse_zero_grad_hooks()
             # both are traced on the first batch, whichever of them it is for: they share one state
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
             return accumulate if skips else {**accumulate, STEP: entry(True)}
 
-        begins = batch_idx % window == 0 and not skips
-        if strategy.keeps_gradients and window > 1 and begins:
-            _clear(optimizer)  # the host could see those of the window before until now
         assert strategy.training is not None
         output: dict[str, Any] = strategy.training(
             kwargs["batch"], entries, ACCUMULATE if accumulating or skips else STEP, batch_idx
         )
         progress = self.optim_progress.optimizer
-        if begins:
+        if batch_idx % window == 0 and not skips:
             progress.zero_grad.increment_by(1)
         if not accumulating and skips:
             # by the gradients of the epoch before, as eagerly, unless a validation has cleared them
@@ -81,12 +84,10 @@ class AutomaticOptimization(_AutomaticOptimization):
         """Lightning's ``run``, with the entry point given instead of found out."""
         strategy = strategy_of(self.trainer)
         arguments = strategy.traced_arguments(kwargs)
-        window = self.trainer.accumulate_grad_batches
         closure = Closure(
             step_fn=lambda: self._step_with_loss(arguments),
             backward_fn=self._make_backward_fn(optimizer),
-            # with a window, the "step" entry point leaves the gradients zero, or the host clears
-            zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
+            zero_grad_fn=lambda: self._clear_gradients(optimizer, batch_idx),
         )
         with uncounted(self.optim_progress), strategy.traced_hooks():
             if steps:
@@ -97,6 +98,12 @@ class AutomaticOptimization(_AutomaticOptimization):
                 with _block_parallel_sync_behavior(strategy, block=True):
                     closure()
         return closure.consume_result().asdict()
+
+    def _clear_gradients(self, optimizer: Optimizer, batch_idx: int) -> None:
+        """What Lightning does after ``training_step``, where the step is to do it itself."""
+        clear = self._make_zero_grad_fn(batch_idx, optimizer)  # None within a window
+        if step_clears(self.trainer, optimizer, begins=clear is not None) and clear is not None:
+            clear()
 
     def _step_with_loss(self, kwargs: OrderedDict[str, Any]) -> ClosureResult:
         result = self._training_step(kwargs)
@@ -128,12 +135,6 @@ def keep_statistics(averaging: StochasticWeightAveraging) -> None:
             norm.running_mean, norm.running_var = mean.zero_(), var.fill_(1)
 
     setattr(averaging, reset.__name__, reset_in_place)
-
-
-def _clear(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad = None
 
 
 class ManualOptimization(_ManualOptimization):

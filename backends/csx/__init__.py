@@ -30,6 +30,7 @@ InputChanged    the error of a batch that fits no program
 NoLoss          the error of a step without a loss
 refuse_stop_iteration  an error of StopIteration that left the user's code
 overrides       whether a hook is somebody's own
+step_clears     whether a step clears gradients itself
 GUARD           the attribute that says that a step went wrong, and keeps the state as it was
 Order, ORDER    the order of an epoch's samples in a checkpoint, and its key
 rng             the random states of a process and its loaders
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite.backends.csx.capture import overrides as overrides
+    from fulgurite.backends.csx.capture import step_clears as step_clears
     from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged as InputChanged
     from fulgurite.backends.csx.diagnostics.trace_errors import NoLoss as NoLoss
     from fulgurite.backends.csx.diagnostics.trace_errors import (
@@ -69,6 +71,7 @@ _HOMES = {
     "StaticGraph": "plugins.strategy",
     "overrides": "capture",
     "refuse_stop_iteration": "diagnostics.trace_errors",
+    "step_clears": "capture",
     "strategy_of": "plugins.strategy",
 }
 

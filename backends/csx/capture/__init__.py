@@ -38,6 +38,7 @@ from fulgurite.backends.csx.capture.lightning_scope import (
 )
 from fulgurite.backends.csx.capture.lightning_scope import overrides as overrides
 from fulgurite.backends.csx.capture.lightning_scope import reads_gradients as reads_gradients
+from fulgurite.backends.csx.capture.lightning_scope import step_clears as step_clears
 from fulgurite.backends.csx.capture.recording import Outputs as Outputs
 from fulgurite.backends.csx.capture.recording import Recording as Recording
 from fulgurite.backends.csx.capture.recording import output_writer as output_writer

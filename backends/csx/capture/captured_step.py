@@ -70,7 +70,6 @@ from fulgurite.backends.csx.objects import (
     place_of_list,
 )
 from fulgurite.backends.csx.state import (
-    GradientFlag,
     GradientHandover,
     Place,
     StateInput,
@@ -141,24 +140,6 @@ class FinishedTrace:
         scope = self.trace.scope
         with warn_of_frozen_reads() if scope.python_runs_once else contextlib.nullcontext():
             scope.check_trace(self.trace.host.snapshot)
-
-    def begins_with_other_gradients(self) -> bool:
-        """Whether the next step finds other gradients than this trace did.
-
-        Those that its optimizers need and this trace hid from them are added to
-        ``scope.carried``; the caller then traces the step again.
-        """
-        inputs, scope = self.trace.inputs, self.trace.scope
-        by_hand = scope.trains and not scope.backward_is_lightnings
-        in_parts = any(item.processes for item in inputs.state)  # where no gradient is in p.grad
-        if self.trace.run_guards and by_hand and not (scope.takes_turns or in_parts):
-            scope.takes_turns = True
-            return True
-        for name in sorted(inputs.gradients.missed):
-            kept = scope.stage_gradients.kept.get(f"{name}.grad")
-            there = inputs.parameters[name].grad is not None if kept is None else bool(kept.any())
-            scope.carried[name] = GradientFlag(name, there)
-        return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
 
     def numbers(self) -> tuple[Any, dict[Any, float]]:
         """Its numbers of param groups, and what it set them to (see ``CountBegun.check``)."""
@@ -298,23 +279,20 @@ _TABLES = 3
 """How often a step is traced again for tables: one that it then still makes, it makes each time."""
 
 
-def capture(
-    scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
-) -> CapturedStep:
+def capture(scope: Scope, run: Callable[[Any], Any], batch: Any) -> CapturedStep:
     """Trace ``run(batch)``; to be called inside ``undo_on_failure``.
 
     Args:
         scope: what the step works on.
         run: one step of Lightning's own code, a function of the batch.
         batch: the batch to trace with; only its structure, shapes and dtypes matter.
-        clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
 
     Raises:
         TraceError: the step is not static.
     """
 
     def trace() -> FinishedTrace:
-        now = Trace(scope, run, batch, clears_gradients)
+        now = Trace(scope, run, batch)
         return FinishedTrace(now, now.trace())
 
     with explaining_errors():
@@ -326,14 +304,11 @@ def capture(
 def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
     """Trace until the trace is what every later step will be.
 
-    The first one may not be, for seven reasons; each is dealt with, and the step is traced again:
+    The first one may not be, for four reasons; each is dealt with, and the step is traced again:
 
     - It puts several tensors into places that hold one: each place gets memory of its own.
     - It begins to count in a param group: the count is there from the start.
     - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
-    - It leaves a gradient for an optimizer of the next step, which this step hid from it.
-    - It began with a zero where every step begins with None, and its code may ask for that.
-    - It asked which batch this is: other batches' programs may need all gradients of this one.
     - It leaves tensors where none were, and later steps may read them: they are put there. If they
       do, what was traced without them is the first step.
     """
@@ -350,7 +325,7 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
                 one.note()
             stack.enter_context(muted("stdout"))  # it printed once
 
-        traced = functools.partial(_traced, scope, trace, undo, counts)
+        traced = functools.partial(_traced, trace, undo, counts)
 
         def again() -> FinishedTrace:
             undo()
@@ -362,10 +337,8 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
 
         finished, tables = traced(), 0
         finished.check_host()  # once: later traces change the same, and the user knows by then
-        while finished.begins_with_other_gradients() or (
-            finished.trace.result.fills_table and tables < _TABLES
-        ):
-            tables += finished.trace.result.fills_table
+        while finished.trace.result.fills_table and tables < _TABLES:
+            tables += 1
             finished = again()
         finished, firsts = with_all_state(finished, again, born, stack)
         if scope.python_runs_once:  # not of a flag that says what the first step made
@@ -378,7 +351,6 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
 
 
 def _traced(
-    scope: Scope,
     trace: Callable[[], FinishedTrace],
     undo: Callable[[], None],
     counts: list[CountBegun],
@@ -397,10 +369,6 @@ def _traced(
         except CountBegun as error:
             counts.append(error)
             undo()
-        except AssertionError:  # that there is no gradient yet, perhaps
-            if not scope.stage_gradients.suppose_none():
-                raise
-            undo()
 
 
 def retrace(
@@ -410,7 +378,6 @@ def retrace(
     first: Recording,
     *,
     step: str,
-    clears_gradients: bool,
 ) -> Recording:
     """Trace ``run(batch)`` again, as ``capture`` does; on failure all is as before.
 
@@ -424,7 +391,7 @@ def retrace(
     """
     with tracing(), undo_on_failure(scope), explaining_errors(), as_first_traced(first):
         return retry_with_values(
-            lambda: _trace_again(Trace(scope, run, batch, clears_gradients, first), step, first),
+            lambda: _trace_again(Trace(scope, run, batch, first), step, first),
             lambda: undo_on_failure(scope),
         )
 

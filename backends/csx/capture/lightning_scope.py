@@ -30,6 +30,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
+from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
@@ -42,11 +43,12 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     line_naming,
     top_package,
 )
-from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
+from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, only_follow
 from fulgurite.backends.csx.objects import ReadableState, attributes_read, codes_reached, discover
-from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
+from fulgurite.backends.csx.state import DroppedGradient, NewState, Place, Snapshot, owner_of
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
 from fulgurite.backends.program_scheduler import program_schedulers
+from fulgurite.backends.step_context import step_context
 
 _READERS = {"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
 _BEFORE_OR_AFTER = {
@@ -230,6 +232,14 @@ class LightningScope(Scope):
         return self.module.automatic_optimization
 
     @property
+    def begins_window(self) -> bool:
+        """Whether one does: Lightning then clears gradients, where it calls ``backward``."""
+        loop, window = self.trainer.fit_loop.epoch_loop, self.trainer.accumulate_grad_batches
+        if window == 1 or not self.trains or loop.automatic_optimization._skip_backward:
+            return False
+        return self.backward_is_lightnings and (self.batch_idx or 0) % window == 0
+
+    @property
     def shows_gradients(self) -> bool:
         """Whether gradients are in ``p.grad`` between steps: in manual optimization, or if host
         code reads them. Else they are not: accumulation would be slower.
@@ -238,8 +248,8 @@ class LightningScope(Scope):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether host code that reads ``.grad`` was found when the run began, or programs do."""
-        return self.trains and (self.gradients_read or self.takes_turns)
+        """Whether host code that reads ``.grad`` was found when the run began."""
+        return self.trains and self.gradients_read
 
     @property
     def fp16_type(self) -> str | None:
@@ -309,6 +319,12 @@ class LightningScope(Scope):
     def refresh(self) -> None:
         """Take those of the strategy now: Lightning's learning-rate finder replaces them."""
         if self.trains:
+            if self._seen is None:
+                found = {name: p.grad for name, p in self.parameters().items()}
+                there = {name: g for name, g in found.items() if g is not None}
+                lost = {name for name, g in there.items() if type(g) is DroppedGradient}
+                stage = self.stage_gradients
+                stage.there, stage.lost = stage.there.union(there), frozenset(lost)
             self.optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
             self.schedulers = [config.scheduler for config in configs]
             self._seen = self.optimizers, configs
@@ -374,6 +390,30 @@ class LightningScope(Scope):
             return self.line_of(self._step_name)
         made_at = self.line_of("configure_optimizers") if hook == "optimizer_step" else None
         return made_at or self.line_of(hook) or self.line_of(self._step_name)
+
+
+def step_clears(trainer: pl.Trainer, optimizer: Optimizer, begins: bool) -> bool:
+    """Whether a step clears gradients itself, where Lightning may do that: after ``training_step``.
+
+    Args:
+        trainer: whose step runs.
+        optimizer: whose parameters' gradients.
+        begins: whether a window of accumulation begins with the step.
+    """
+    trace, module = step_context.get().trace, trainer.lightning_module
+    if trace is None or trainer.accumulate_grad_batches == 1:
+        return True
+    own = type(module).optimizer_zero_grad  # of the class: while it is traced it has another
+    has_hooks = own is not pl.LightningModule.optimizer_zero_grad
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for owner, base in [(module, pl.LightningModule), *((one, pl.Callback) for one in callbacks)]:
+        has_hooks = has_hooks or overrides(owner, "on_before_zero_grad", base)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # a trace that is compared with another may be of any step of a window
+    first = begins and trace.host.first is None
+    if clears := bool(trace.inputs.gradients.begin_window(parameters, first, has_hooks)):
+        trace.note_answer(BEGINS, begins)  # a program for the steps that begin one
+    return clears
 
 
 def _divides_the_loss() -> bool:

@@ -1,14 +1,15 @@
 """The table of patches: what is replaced in other people's code while a step is traced.
 
 ``patches`` is read from top to bottom; a row's replacement is in the room that it is imported from:
-those of ``contract`` in ``refusals`` and ``frozen_reads``, that of ``state`` in ``fake_swap``. Each
-row says why it is there and what it was checked with. Some patches hold for a part of a trace only,
-and are made where that part begins: the methods of ``nn.Module`` (``contract/attributes``),
-``backward()`` (``contract/function_mode``), ``torch.any`` (``contract/overrides``), logging and
-schedulers (``host_calls``), the making of nodes (``diagnostics/user_lines``), logs of second traces
-(``program/audit``), warnings of a build (``costs/build_record``). Those of the compiler
-hold while it runs (``compile/inductor``: ``generate``, ``wrapper``, ``changes``, ``toolchain``),
-and one while its table of decompositions is made (``graph/passes/decompositions``).
+those of ``contract`` in ``refusals`` and ``frozen_reads``, those of ``state`` in ``fake_swap`` and
+``gradients``. Each row says why it is there and what it was checked with. Some patches hold for a
+part of a trace only, and are made where that part begins: the methods of ``nn.Module``
+(``contract/attributes``), ``backward()`` (``contract/function_mode``), ``torch.any``
+(``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
+(``diagnostics/user_lines``), logs of second traces (``program/audit``), warnings of a build
+(``costs/build_record``). Those of the compiler hold while it runs (``compile/inductor``:
+``generate``, ``wrapper``, ``changes``, ``toolchain``), and one while its table of decompositions is
+made (``graph/passes/decompositions``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fulgurite.backends.csx.hyperparams.torch_optim import (
     fused_rounding,
     plain_library_code,
 )
-from fulgurite.backends.csx.state import plain_options, traced_as_fakes
+from fulgurite.backends.csx.state import plain_options, traced_as_fakes, unseen_clearing
 from fulgurite.backends.patches import Patch, applied
 
 
@@ -65,6 +66,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     yield from eager_updates(scope.optimizers)
     yield from laid_out_by_kernels()  # torch.fx: where results lie
     yield from traced_as_fakes()  # torch.fx: fakes in the place of state
+    yield from unseen_clearing()  # torch: zero_grad() does not depend on what it clears
     yield from plain_library_code()  # torch, logging: what only pays eagerly, or prints
     yield from refused_calls(line)  # torch: functions whose use is an error
     if scope.fp16_type == "cbfloat16":

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.contract import ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, INDEX, STEPS
+from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, COUNTERS, INDEX, STEPS
 from fulgurite.backends.csx.objects import (
     PythonState,
     ReadableState,
@@ -31,7 +31,6 @@ from fulgurite.backends.csx.objects import (
     keystr,
 )
 from fulgurite.backends.csx.state import (
-    GradientFlag,
     NewState,
     Place,
     Snapshot,
@@ -66,10 +65,8 @@ class Scope(ABC):
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
-    carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
     entries: dict[Any, Any] = field(default_factory=dict)  # of optimizers' state (OptimizerEntry)
-    takes_turns: bool = False  # its programs do, by counters of the run: each needs all gradients
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
@@ -79,16 +76,14 @@ class Scope(ABC):
 
     _counters: dict[str, Tensor] = field(default_factory=_counters)
 
-    def gradients_known(self) -> tuple[frozenset[str], frozenset[str], bool]:
-        """What traces found out of gradients: those that are carried, that are None, or if all."""
-        return frozenset(self.carried), frozenset(self.stage_gradients.none), self.takes_turns
-
     def asked(self, name: str) -> Any:
-        """What a step finds now that asks for one of ``COUNTERS``, or for ``LAST``."""
+        """What a step finds now that asks for one of ``COUNTERS``, for ``LAST`` or ``BEGINS``."""
         if name == STEPS:
             return self.steps_done()
         if name == INDEX:
             return self.batch_idx
+        if name == BEGINS:
+            return self.begins_window
         trainer = self.trainer
         return 0 if trainer is None else getattr(trainer, name)
 
@@ -107,6 +102,11 @@ class Scope(ABC):
     @property
     def backward_is_lightnings(self) -> bool:
         """Whether Lightning calls ``backward`` (automatic optimization)."""
+        return False
+
+    @property
+    def begins_window(self) -> bool:
+        """Whether a window of accumulation begins with this step."""
         return False
 
     @property

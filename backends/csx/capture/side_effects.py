@@ -92,8 +92,6 @@ def collect(
     result: Any,
     calls: list[Any],
     reset_ids: Collection[int],
-    *,
-    clears_gradients: bool,
 ) -> tuple[CollectedEffects, list[Tensor]]:
     """Find what a step left behind when its code has run, and undo it.
 
@@ -107,14 +105,12 @@ def collect(
         result: what the step returned.
         calls: what is done on the host after every step.
         reset_ids: the identities of metrics that the step has reset.
-        clears_gradients: gradients are zero afterwards.
     """
     scope, module, state = host.scope, host.scope.module, inputs.state
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     with observers.mode.in_double():
         numbers = _numbers_set(inputs, scope)
-    inputs.gradients.keep(cleared=clears_gradients)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)

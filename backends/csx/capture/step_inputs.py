@@ -108,7 +108,6 @@ class StepInputs:
                 yield Place({0: p}, 0, name)
         names = {id(p): name for name, p in self.parameters.items()}
         yield from optimizer_places(self._scope.named_optimizers(), names)
-        yield from (one.place() for one in self._scope.carried.values())
         yield from scheduler_places(self._schedulers)
         yield from self._scope.outside_state()
         yield from trees.places

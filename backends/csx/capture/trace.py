@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -34,7 +34,6 @@ from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_wei
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Access, Observers, raising_refusals
-from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import memory_of
@@ -43,6 +42,7 @@ from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, S
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
+from fulgurite.backends.csx.state import DroppedGradient
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.program_scheduler import program_schedulers
@@ -56,7 +56,6 @@ class Step:
 
     run: Callable[[Any], Any]
     batch: Any
-    clears_gradients: bool
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Trace:
     """One trace while it runs.
 
     Args:
-        scope, run, batch, clears_gradients: see ``capture.capture``.
+        scope, run, batch: see ``capture.capture``.
         first: the trace that this one is to be compared with.
         leaves_out_updates: torch's and our optimizers are not to update anything.
 
@@ -111,11 +110,10 @@ class Trace:
         scope: Scope,
         run: Callable[[Any], Any],
         batch: Any,
-        clears_gradients: bool,
         first: Recording | None = None,
         leaves_out_updates: bool = False,
     ) -> None:
-        self.scope, self.step = scope, Step(run, batch, clears_gradients)
+        self.scope, self.step = scope, Step(run, batch)
         self.host = HostState(scope, first)
         noted = scope.trains and (self.host.is_recorded or leaves_out_updates)
         self.updates = Updates(scope.optimizers if noted else (), leaves_out_updates)
@@ -127,6 +125,7 @@ class Trace:
             line_now=scope.line_now,
             fp16_type=scope.fp16_type,
             move=self.inputs.set_data,
+            look=self.inputs.gradients.look,
         )
         paths = {id(module): path for path, module in scope.module.named_modules()}
         lines = NodeLines(Trace._step.__code__, scope.line_now, paths)
@@ -233,7 +232,7 @@ class Trace:
         """What watches the step's own code, the outermost first."""
         scope, inputs = self.scope, self.inputs
         yield torch.set_grad_enabled(scope.trains)
-        yield inputs.gradients.hidden_from_steps(scope.backward_is_lightnings, scope.optimizers)
+        yield inputs.gradients.noting_steps(scope.backward_is_lightnings)
         yield self.updates.noting(graph, self.observers.node_of)
         yield from self.observers.around_step()
         yield keep_flat_weights(self.host.modules)
@@ -268,15 +267,8 @@ class Trace:
             # what follows is ours, and brings results to their places: comparisons tell it apart
             last = last_node(graph)
             with torch.no_grad():
-                collected, tensors = collect(
-                    inputs,
-                    self.host,
-                    observers,
-                    result,
-                    calls,
-                    reset_ids,
-                    clears_gradients=self.step.clears_gradients,
-                )
+                inputs.gradients.keep(asks_run=bool(self.run_guards))
+                collected, tensors = collect(inputs, self.host, observers, result, calls, reset_ids)
         self.result = TraceResult(collected, last, False, [])
         return tensors
 
@@ -304,10 +296,7 @@ def run_as_lightning(
     scope: Scope,
     run: Callable[[Any], Any],
     batch: Any,
-    gradients: Mapping[str, Tensor],
     changes: Iterable[Access],
-    accumulates: bool,
-    clears: bool,
 ) -> Any:
     """Run Lightning's code of an entry point once.
 
@@ -315,49 +304,36 @@ def run_as_lightning(
         scope: what the step works on.
         run: the code.
         batch: as the user's loader gave it.
-        gradients: those that the stage's programs keep, as ``{parameter}.grad``.
         changes: scalars of modules that the step has changed while it was traced.
-        accumulates: it only adds to gradients.
-        clears: it leaves zeros, as the entry point does that ends an accumulation window.
-
-    Raises:
-        UnsupportedState: a parameter has a gradient to be kept, and has none in any program.
     """
     show_all(program_schedulers(scope.schedulers))
     steps = torch.tensor(scope.steps_done())
     context = running(steps_optimizer=True, global_step=steps.clone, norms=[])
-    with _in_place(scope, gradients, accumulates, clears), _kept(changes), context:
+    with _in_place(scope), _kept(changes), context:
         return run(batch)
 
 
 @contextlib.contextmanager
-def _in_place(
-    scope: Scope, gradients: Mapping[str, Tensor], accumulates: bool, clears: bool
-) -> Iterator[None]:
+def _in_place(scope: Scope) -> Iterator[None]:
     """Put gradients that programs keep into ``p.grad``, and take them out again."""
     parameters = scope.parameters() if scope.trains else {}
-    shown = {name: p.grad for name, p in parameters.items()}
+    shown, stage = {name: p.grad for name, p in parameters.items()}, scope.stage_gradients
     for name, p in parameters.items():
-        kept, flag = gradients.get(f"{name}.grad"), scope.carried.get(name)
-        there = kept is not None and bool(kept.any() if flag is None else flag.is_there())
-        p.grad = kept if there else None
+        if name not in stage.there:
+            p.grad = None
+        elif name not in stage.lost:
+            p.grad = stage.kept[f"{name}.grad"]
     try:
         yield
-        for name, p in parameters.items():
-            kept = gradients.get(f"{name}.grad")
-            if name in scope.carried:
-                scope.carried[name].put(p.grad is not None and not clears)
-            if kept is None:
-                if p.grad is not None and accumulates:
-                    raise UnsupportedState(
-                        f"{name} gets a gradient from this batch, and from none of those that are"
-                        " compiled, so that no program would add to it.",
-                        remedy="backend('CSX', max_programs=n), n as many as there are shapes",
-                    )
-            elif clears or p.grad is None:
-                kept.zero_()
-            elif p.grad is not kept:
-                kept.copy_(p.grad)
+        now = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        stage.clear(frozenset(parameters) - now.keys())
+        stage.there = stage.there.union(now)
+        for name, gradient in now.items():
+            if type(gradient) is not DroppedGradient:
+                kept = stage.kept.setdefault(f"{name}.grad", torch.zeros_like(gradient))
+                if kept is not gradient:
+                    kept.copy_(gradient)
+                stage.lost -= {name}
     finally:
         for name, p in parameters.items():
             p.grad = shown[name]

@@ -77,6 +77,7 @@ class Contract(TorchFunctionMode):
         names: what tensors are called; it is told what makes each.
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
+        look: is told whose ``.grad`` is read.
         narrow: which 16-bit type the step may use.
         fixed: the values of buffers.
         allows_double: whether the step may use float64: its model is in it.
@@ -92,12 +93,14 @@ class Contract(TorchFunctionMode):
         names: Names,
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
+        look: Callable[[Tensor], None],
         narrow: OneNarrowType,
         frozen_buffers: FrozenBuffers,
         allows_double: bool,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
+        self._look = look
         self._narrow, self._frozen_buffers, self.refusals = (
             narrow,
             frozen_buffers,
@@ -158,6 +161,8 @@ class Contract(TorchFunctionMode):
             raise self.refusals.value_read(args[0], "read", how)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
+        if func == _GRADIENT:
+            self._look(args[0])
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
             split = without_scalars(*args[:2])
             if split is not None:

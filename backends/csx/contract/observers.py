@@ -34,6 +34,7 @@ class Observers:
         line_now: the user's line to blame while no code of theirs runs.
         fp16_type: the run's 16-bit type by name, where it has one.
         move: ``tensor.data = value``.
+        look: is told whose ``.grad`` is read.
 
     Attributes:
         names: what tensors are called.
@@ -53,6 +54,7 @@ class Observers:
         line_now: Callable[[], UserLine | None],
         fp16_type: str | None,
         move: Callable[[Tensor, Tensor], None],
+        look: Callable[[Tensor], None],
     ) -> None:
         self._module, self._boundary, self._line_now = module, boundary, line_now
         self.names = Names(state)
@@ -63,6 +65,7 @@ class Observers:
             self.names,
             self.constants.value_of,
             move,
+            look,
             OneNarrowType(fp16_type),
             self.frozen_buffers,
             in_double(module),

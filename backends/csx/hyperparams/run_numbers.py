@@ -15,6 +15,8 @@ from fulgurite.backends.csx.hyperparams.traced_float import Numbers, TracedNumbe
 
 STEPS, EPOCH, INDEX, LAST = "global_step", "current_epoch", "batch_idx", "is_last_batch"
 """What a step may ask of the run, by Lightning's names."""
+BEGINS = "whether a window of accumulation begins"
+"""What a step asks that clears gradients where its own code has looked at them."""
 COUNTERS = (STEPS, EPOCH, INDEX)
 """Those that are numbers, in the order of the program's inputs."""
 

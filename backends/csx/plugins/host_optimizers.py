@@ -60,21 +60,21 @@ class ZeroGradObserver:
         of_optimizer, of_module = Optimizer.zero_grad, nn.Module.zero_grad
         self._originals = of_optimizer, of_module
 
-        def clear(parameters: Iterable[nn.Parameter]) -> None:
+        def clear(parameters: Iterable[nn.Parameter], set_to_none: bool) -> None:
             training = step()
             if step_context.get().is_on_host and training is not None:
-                training.clear_gradients(set(map(id, parameters)))
+                training.clear_gradients(set(map(id, parameters)), set_to_none)
 
         def optimizer_zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
             parameters = [p for group in self.param_groups for p in group["params"]]
             forget_dropped(parameters)
             of_optimizer(self, set_to_none)
-            clear(parameters)
+            clear(parameters, set_to_none)
 
         def module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
             forget_dropped(self.parameters())
             of_module(self, set_to_none)
-            clear(self.parameters())
+            clear(self.parameters(), set_to_none)
 
         self._put(optimizer_zero_grad, module_zero_grad)
 

@@ -29,7 +29,7 @@ from fulgurite.backends.csx.objects import Trees, holders_in
 from fulgurite.backends.csx.plugins.checkpoint_position import Progress, position_of
 from fulgurite.backends.csx.plugins.evaluation_steps import EvaluationSteps
 from fulgurite.backends.csx.plugins.loader_sizes import check_last_batch, check_sizes
-from fulgurite.backends.csx.plugins.unsupported import refuse_watched, refuse_zero_grad_hooks
+from fulgurite.backends.csx.plugins.unsupported import refuse_watched
 from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.description import Program
@@ -130,10 +130,6 @@ class LoopServices(Strategy):
     def refuse_watched(self) -> None:
         """Refuse hooks that somebody has put on the module since the run began."""
         refuse_watched(self._module)
-
-    def refuse_zero_grad_hooks(self) -> None:
-        """Refuse hooks around ``zero_grad`` where gradients accumulate."""
-        refuse_zero_grad_hooks(self._trainer, self._module)
 
     def traced_arguments(self, kwargs: dict[str, Any]) -> OrderedDict[str, Any]:
         """The arguments of ``training_step`` for a trace, which follows ``batch_idx``."""

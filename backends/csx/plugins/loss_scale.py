@@ -97,7 +97,6 @@ class LossScale:
                 ' without loss scaling, such as "bf16-mixed"',
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        step_context.get().trace.inputs.gradients.hide_unreached(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if any(gradient.dtype is torch.float16 for gradient in gradients):
             raise ValueError("Attempting to unscale FP16 gradients.")

@@ -71,9 +71,6 @@ class CSXPrecision(Precision):
             reducing = strategy.reducing(trace.inputs.gradients)
         with reducing:  # several processes exchange gradients while the pass goes on
             super().backward(tensor, model, optimizer, *args, **kwargs)
-        # eagerly an optimizer leaves alone what has no gradient; a zero would decay its weights
-        if automatic:
-            trace.inputs.gradients.hide_unreached()
 
 
 class CSXMixedPrecision(CSXPrecision, LoggedScale):

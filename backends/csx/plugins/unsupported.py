@@ -7,30 +7,19 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
-    GradientAccumulationScheduler,
     LearningRateFinder,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
 def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Raise where a run asks for what CSX does not have."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
     if module._compiler_ctx is not None:
         raise MisconfigurationException(
             "CSX does not support a module that went through torch.compile; pass the module itself."
         )
     _refuse_iterators(module)
-    planned = [
-        factor
-        for callback in callbacks
-        if isinstance(callback, GradientAccumulationScheduler)
-        for factor in callback.scheduling.values()
-    ]
-    if module.automatic_optimization:
-        refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
 
 
 def _refuse_iterators(module: pl.LightningModule) -> None:
@@ -75,26 +64,4 @@ def refuse_exchange(trainer: pl.Trainer, computed: list[Any]) -> None:
                     f" {type(computed[0]).__name__} of fulgurite.optim, which the program computes:"
                     f" {kind.__name__} puts a scheduler of its own in that one's place."
                     f" Remedy: {remedy}."
-                )
-
-
-def refuse_zero_grad_hooks(
-    trainer: pl.Trainer, module: pl.LightningModule, planned: int = 1
-) -> None:
-    """Refuse hooks around ``zero_grad`` where gradients accumulate, or are ``planned`` to.
-
-    Raises:
-        MisconfigurationException: there is one; a program of two entry points would not call it.
-    """
-    window = max(trainer.accumulate_grad_batches, planned)
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    for hook in ("on_before_zero_grad", "optimizer_zero_grad") if window > 1 else ():
-        owners = (module, *callbacks) if hook == "on_before_zero_grad" else (module,)
-        for owner in owners:
-            if is_overridden(hook, owner):
-                raise MisconfigurationException(
-                    f"CSX does not support {type(owner).__name__}.{hook} together with"
-                    f" accumulate_grad_batches={window}: gradients are cleared inside the program."
-                    " Remedy: on_before_optimizer_step, once before each update; or"
-                    " on_train_batch_end, on the host."
                 )

@@ -202,10 +202,7 @@ class Audits:
         if executable in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
             began = perf_counter()
             if executable not in self._given_up:
-                traced = functools.partial(
-                    Trace, self._scope, run, batch, executable.clears_gradients
-                )
-                self._look(executable, traced, step)
+                self._look(executable, functools.partial(Trace, self._scope, run, batch), step)
             self._new.pop(executable, None)
             self._readable, self._looked_in = self._scope.readable(), self._epoch
             self._noticed.clear()

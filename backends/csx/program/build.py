@@ -10,7 +10,6 @@ from time import perf_counter, thread_time
 from typing import Any
 
 import torch.utils._pytree as pytree
-from torch import Tensor
 
 from fulgurite.backends.csx.capture import (
     CapturedStep,
@@ -70,7 +69,7 @@ class BoundProgram:
     def forget_others(self) -> None:
         """Another program ran before: what it left in ``p.grad`` is not this one's."""
         for executable in self.entries.values():
-            executable.tells_unkept = True
+            executable.unseen.is_shown = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +83,6 @@ class Builder:
     speed: Speed  # of its steps
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     changes: dict[tuple[int, str], Access] = field(default_factory=dict)  # scalars that they keep
-
-    @property
-    def gradients(self) -> dict[str, Tensor]:
-        """Buffers that all of them share."""
-        return self.scope.stage_gradients.kept
 
     @building()
     @young_alone()
@@ -152,27 +146,20 @@ class Builder:
 
     def run_without(self, entries: EntryPoints, entry: str, batch: Any) -> Any:
         """Run an entry point's code as Lightning does; no program is built for the batch."""
-        began, accumulates = perf_counter(), entry != [*entries][-1]
-        of_programs = self.gradients, self.changes.values()
-        clears = self.clears(entry, entries)
-        result = run_as_lightning(
-            self.scope, entries[entry], batch, *of_programs, accumulates, clears
-        )
+        began = perf_counter()
+        result = run_as_lightning(self.scope, entries[entry], batch, self.changes.values())
         self.speed.add(perf_counter() - began)
         return result
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
         captured: dict[str, CapturedStep] = {}
-        known = self.scope.gradients_known()
         for name, run in entries.items():
             _undo_changes(captured)  # which happen once, not once for each entry point
-            clears = self.clears(name, entries)
-            captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
+            captured[name] = capture(self.scope, run, batch)
             for one in captured[name].changes:
                 self.changes[id(one.module), one.name] = one
-        counts = {one.sources.numbers for one in captured.values()}
-        if len(entries) > 1 and (self.scope.gradients_known() != known or len(counts) > 1):
-            # one of them has found gradients that the others are to leave to it, or begins to count
+        if len({one.sources.numbers for one in captured.values()}) > 1:
+            # one of them begins to count
             _undo_changes(captured)
             return self._capture(entries, batch)
         # before the stage's first step all processes are here. A program for another shape of batch
@@ -180,13 +167,6 @@ class Builder:
         if not self.programs:
             self.scope.compare(self.stage, captured)
         return captured
-
-    def clears(self, name: str, entries: EntryPoints) -> bool:
-        """Whether an entry point leaves zeros: it ends an accumulation window, and no host code
-        reads ``.grad``.
-        """
-        *others, last = entries
-        return bool(others) and name == last and not self.scope.keeps_gradients
 
     def _tell(
         self, program: Program, loads: list[Loaded], record: BuildRecord | None, runs_once: bool
@@ -266,14 +246,13 @@ def _executables(
 ) -> dict[str, Executable]:
     """The entry points, each with the steps that make state, which run operation by operation."""
     fabric, once = builder.fabric, Wanted(never="it runs once")
-    of_all = fabric, builder.scope, builder.gradients, builder.speed.waits
+    of_all = fabric, builder.scope, builder.speed.waits
     made: dict[str, Executable] = {}
     for name, step in captured.items():
-        clears = builder.clears(name, entries)
-        made[name] = Executable(step, loads[name], clears, *of_all)
+        made[name] = Executable(step, loads[name], *of_all)
         for first in step.births:
             loaded = fabric.load(first.captured.graph, lambda doing: nullcontext(), once)
-            executable = Executable(first.captured, loaded, clears, *of_all)
+            executable = Executable(first.captured, loaded, *of_all)
             executable.filled.append(first.is_due.fill)
             made[name].firsts.append((first.is_due, executable))
     return made

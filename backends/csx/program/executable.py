@@ -26,7 +26,7 @@ from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.program.speed import Speed
-from fulgurite.backends.csx.state import Binding, DroppedGradients, Place, held_gradients
+from fulgurite.backends.csx.state import Binding, Place, UnseenGradients, held_gradients
 
 
 class Results:
@@ -49,36 +49,33 @@ class Executable:
     Args:
         captured: the entry point.
         loaded: its graph, as ``fabric`` loaded it.
-        clears_gradients: whether it ends an accumulation window.
         fabric: runs it.
         scope: what the step works on.
-        gradients: buffers between steps, by name; the stage's programs share them.
         waits: for other processes, while it runs.
 
     Attributes:
         firsts: those that run in its place while there is no such state as they make.
+        unseen: gradients that the host does not see.
     """
 
     def __init__(
         self,
         captured: CapturedStep,
         loaded: Loaded,
-        clears_gradients: bool,
         fabric: Fabric,
         scope: Scope,
-        gradients: dict[str, Tensor],
         waits: Waits,
     ) -> None:
         graph, sources = captured.graph, captured.sources
         self.graph, self.loaded = graph, loaded
         self._run = waits.timed(fabric.run) if has_collectives(graph.runs) else fabric.run
-        self.clears_gradients, self.counted = clears_gradients, captured.counted
+        self.counted = captured.counted
         trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
-        self._gradients = held_gradients(graph, sources.gradients, gradients)
-        self._unkept = DroppedGradients(graph, sources.gradients)
-        self.tells_unkept = True  # after the next run
+        self._gradients = held_gradients(graph, sources.gradients)
+        self.unseen = UnseenGradients(graph, sources.gradients)
+        self._handover = sources.gradients
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
@@ -148,6 +145,7 @@ class Executable:
             given: its tensors as they came.
             passed: what the step only passes on.
         """
+        self._handover.begin()
         gradients = [] if self._gradients is None else self._gradients.before()
         inputs = self._resident(vector, gradients)
         if self.written:
@@ -161,9 +159,7 @@ class Executable:
         outputs = self._run(self.loaded, inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
-        if self.tells_unkept:
-            self.tells_unkept = False
-            self._unkept.put()
+        self.unseen.put()
         for i in self.written:
             if given[i] is not batch[i]:  # a copy in another layout: the user's tensor changes too
                 given[i].copy_(batch[i])

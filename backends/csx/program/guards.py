@@ -183,7 +183,7 @@ class Guards:
             return Misfit(InputChanged, self.batch.difference(batch), is_of_earlier_phase=earlier)
         broken = self._gradients and gradient_mismatch(self._gradients)
         if broken:
-            return Misfit(StateChanged, broken)
+            return Misfit(StateChanged, broken, is_phase=True, is_of_run=True)
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
 

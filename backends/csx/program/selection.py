@@ -104,17 +104,14 @@ class Selection:
             is frozen, how much is accumulated, whether a scheduled number is zero), in each for
             ``SHAPES`` shapes of batches, and for one value of a number that Python read as such.
             Batches of other shapes have none.
-        gradients: those that programs keep, as ``{parameter}.grad``.
 
     Attributes:
         programs: those built so far.
         why: none fitted the last batch that needed another, and why none is kept for it, or "".
     """
 
-    def __init__(
-        self, stage: str, scope: Scope, limit: int | str, gradients: dict[str, Tensor]
-    ) -> None:
-        self._stage, self._scope, self._limit, self._gradients = stage, scope, limit, gradients
+    def __init__(self, stage: str, scope: Scope, limit: int | str) -> None:
+        self._stage, self._scope, self._limit = stage, scope, limit
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
         self.why, self._since = ("", ""), ""
@@ -246,7 +243,7 @@ class Selection:
         self._pruned = now
         if set(before) != set(now) and self.programs:
             self._begin_anew(_pruning(before, now), "prune in configure_model(); or ")
-            _rename(self._gradients, before, now)
+            self._scope.stage_gradients.rename(_new_names(before, now))
 
     def _begin_anew(self, why: str, advice: str) -> None:
         """Another program takes the place of those that there are, if there may be one more."""
@@ -327,9 +324,7 @@ def _pruning(before: tuple[str, ...], now: tuple[str, ...]) -> str:
     return f"{first} {'was pruned' if new else 'is no longer pruned'}{more}"
 
 
-def _rename(gradients: dict[str, Tensor], before: tuple[str, ...], now: tuple[str, ...]) -> None:
-    """Give gradients that programs keep, as ``{parameter}.grad``, the names of their parameters."""
-    for names, end, new_end in ((now, "", "_orig"), (before, "_orig", "")):
-        for name in set(names) - set(before if names is now else now):
-            if (gradient := gradients.pop(f"{name}{end}.grad", None)) is not None:
-                gradients[f"{name}{new_end}.grad"] = gradient
+def _new_names(before: tuple[str, ...], now: tuple[str, ...]) -> dict[str, str]:
+    """The names that parameters have, by those that they had."""
+    new, gone = set(now) - set(before), set(before) - set(now)
+    return {name: f"{name}_orig" for name in new} | {f"{name}_orig": name for name in gone}

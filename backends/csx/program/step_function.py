@@ -35,7 +35,6 @@ from fulgurite.backends.csx.program.speed import (
     profiled,
     profiler_of,
 )
-from fulgurite.backends.csx.state import zero_kept_gradients
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import interrupted_once
 
@@ -69,6 +68,7 @@ class StepFunction:
         budget: of the run's audits; None: these are the only ones.
 
     Attributes:
+        gradients: those that programs keep between steps.
         programs: those built so far.
         runs: how many steps were done.
         speed: how long they took, with the building of programs.
@@ -84,13 +84,14 @@ class StepFunction:
         budget: Budget | None = None,
     ) -> None:
         self.stage, self.runs, self.speed = stage, 0, (speed := Speed())
+        self.gradients = scope.stage_gradients
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
         audits = self._audits = Audits(stage, scope, budget or Budget())
         builder = self._builder = Builder(
             stage=stage, scope=scope, backend=backend, fabric=fabric, speed=speed
         )
-        chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
+        chosen = self._selection = Selection(stage, scope, backend.max_programs)
         self.programs, self.executables = builder.programs, chosen.executables
         self.audit_all, self.warn_of_unseen = audits.audit_all, audits.warn_of_unseen
         self.why_not_compiled, self.uncompiled = chosen.why_not_compiled, chosen.uncompiled
@@ -163,17 +164,13 @@ class StepFunction:
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
         """Build a program for a batch; returns the batch's tensors too."""
         scope, selection = self._scope, self._selection
-        schedulers, gradients = program_schedulers(scope.schedulers), scope.gradients_known()
-        show_all(schedulers)
+        show_all(schedulers := program_schedulers(scope.schedulers))
         conditions, groups, why = selection.conditions, selection.groups, selection.why
         program = self._builder.build(entries, batch, conditions, groups, *why)
         executables = list(program.entries.values())
         if self._backend.audits and not program.never:
             self._audits.built(executables, self.runs + 1)
         self._added += [place for one in executables for place in one.results.added]
-        # the programs that there are keep too few gradients, or begin with others: built again
-        if scope.gradients_known() != gradients:
-            selection.programs.clear()
         selection.add(program)
         selection.groups.begin(schedulers, program.guards.numbers)
         tensors = program.guards.batch.accept(batch)
@@ -207,21 +204,18 @@ class StepFunction:
         tensors = program.guards.batch.accept(without_added_keys(batch, self._added)) or []
         return program.entries[entry].first_not_finite(self._selection.groups.vector, tensors)
 
-    @property
-    def gradients(self) -> dict[str, Tensor]:
-        """Those that programs keep between steps, as ``{parameter}.grad``; where they begin."""
-        return self._builder.gradients
-
-    def clear_gradients(self, parameters: set[int]) -> None:
-        """``zero_grad()`` on the host: gradients that the programs keep to themselves become zero.
+    def clear_gradients(self, parameters: set[int], set_to_none: bool) -> None:
+        """``zero_grad()`` on the host: so are the gradients that programs keep to themselves.
 
         Args:
             parameters: whose, by their identity.
+            set_to_none: else they are zero.
         """
+        known = self._scope.parameters().items()
+        names = frozenset(name for name, p in known if id(p) in parameters)
+        self.gradients.clear(names, set_to_none)
         for executable in self._selection.executables():
-            executable.tells_unkept = True
-        known, flags = self._scope.parameters(), self._scope.carried
-        zero_kept_gradients(self._builder.gradients, known, parameters, flags)
+            executable.unseen.is_shown = False
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
@@ -268,8 +262,7 @@ def _follow(
     if executable.due() is not executable:
         return  # a step that makes state runs in its place
     assert executable.recording is not None
-    clears, first = executable.clears_gradients, executable.recording
-    now = retrace(scope, run, batch, first, step=stage, clears_gradients=clears)
+    now = retrace(scope, run, batch, executable.recording, step=stage)
     executable.follow(now.constants, now.outputs)
 
 

@@ -18,7 +18,6 @@ in_files             state that is put into files, where a budget is less than a
 
 from fulgurite.backends.csx.state.binding import Binding as Binding
 from fulgurite.backends.csx.state.binding import OptimizerStates as OptimizerStates
-from fulgurite.backends.csx.state.conditional_updates import GradientFlag as GradientFlag
 from fulgurite.backends.csx.state.conditional_updates import skipped_where as skipped_where
 from fulgurite.backends.csx.state.fake_swap import ReplacedData as ReplacedData
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor as StateFakeTensor
@@ -29,11 +28,12 @@ from fulgurite.backends.csx.state.gradients import GradientHandover as GradientH
 from fulgurite.backends.csx.state.gradients import Gradients as Gradients
 from fulgurite.backends.csx.state.gradients import StageGradients as StageGradients
 from fulgurite.backends.csx.state.gradients import gradient_mismatch as gradient_mismatch
+from fulgurite.backends.csx.state.gradients import unseen_clearing as unseen_clearing
 from fulgurite.backends.csx.state.in_files import keep_within_budget as keep_within_budget
-from fulgurite.backends.csx.state.kept_gradients import DroppedGradients as DroppedGradients
+from fulgurite.backends.csx.state.kept_gradients import DroppedGradient as DroppedGradient
+from fulgurite.backends.csx.state.kept_gradients import UnseenGradients as UnseenGradients
 from fulgurite.backends.csx.state.kept_gradients import forget_dropped as forget_dropped
 from fulgurite.backends.csx.state.kept_gradients import held_gradients as held_gradients
-from fulgurite.backends.csx.state.kept_gradients import zero_kept_gradients as zero_kept_gradients
 from fulgurite.backends.csx.state.optimizer_checks import check_optimizer as check_optimizer
 from fulgurite.backends.csx.state.optimizer_state import NewState as NewState
 from fulgurite.backends.csx.state.optimizer_state import around_steps as around_steps

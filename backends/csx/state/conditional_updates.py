@@ -5,30 +5,20 @@ can cancel it: every state that it wrote becomes ``torch.where(skip, before, aft
 the optimizer's state, and what hooks on the step changed (``skipped_where``). What was written is
 read off the recorded operations, so it does not matter through which tensor (``p``, ``p.data``, a
 view) that happened.
-
-Gradients that are used in the step after the one that computed them: in the first step of
-``opt.step(); opt.zero_grad(); manual_backward(loss)`` every ``p.grad`` is None, and the optimizer
-leaves such parameters and their state alone. A flag for each of them (``GradientFlag``), which is
-state of the program, tells whether there is a gradient; where there is none, what the optimizer
-wrote is taken back. The host sets the flag where it clears a gradient or puts one there.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, fx, nn
-from torch.optim import Optimizer
+from torch import Tensor, fx
 
-from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.graph.recorder import recorder
-from fulgurite.backends.csx.state.optimizer_state import around_steps
-from fulgurite.backends.csx.state.storage import Place, StateTensor, tensors_in
+from fulgurite.backends.csx.state.storage import Place, StateTensor
 from fulgurite.backends.torch_versions import last_node
 
 
@@ -98,98 +88,3 @@ def _written_after(node: fx.Node) -> set[int]:
         values = [written.meta.get("val") for written in written_nodes(node)]
         memory |= {storage_of(value) for value in values if isinstance(value, Tensor)}
     return memory
-
-
-IS_THERE = "is there"
-Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
-
-
-class GradientFlag:
-    """A flag in the program's state: has this parameter a gradient from the step before?
-
-    Args:
-        name: the parameter's.
-        there: the flag's first value.
-    """
-
-    def __init__(self, name: str, there: bool) -> None:
-        self._name, self._there = name, there
-        self.flag = {IS_THERE: torch.tensor(there)}
-
-    def place(self) -> Place:
-        """Where the flag is kept."""
-        return Place(self.flag, IS_THERE, f"whether {self._name}.grad is there")
-
-    def set_from_host(self, there: bool) -> None:
-        """Tell the program whether the host left a gradient there or cleared it."""
-        if there is not self._there:  # every step comes here, and writing a tensor takes 1 µs
-            self.put(there)
-
-    def is_there(self) -> bool:
-        """Whether there is a gradient now, asked on the host."""
-        return bool(self.flag[IS_THERE])
-
-    def put(self, there: bool) -> None:
-        """The host has computed or cleared the gradient, wherever it is kept."""
-        self._there = there
-        self.flag[IS_THERE].fill_(there)
-
-    def note_set_by_program(self, there: bool) -> None:
-        """Note what the program itself has written into the flag, without reading a tensor."""
-        self._there = there
-
-
-@contextlib.contextmanager
-def skipping_without_gradient(
-    optimizers: Iterable[Optimizer], counts: dict[int, Tensor], waiting: Waiting
-) -> Iterator[None]:
-    """Let each optimizer's step leave parameters alone where they have no gradient.
-
-    Args:
-        optimizers: those of the step.
-        counts: receives, by the identity of a parameter, whether an update of it counts.
-        waiting: of an optimizer, the parameters that no backward pass has reached in this step but
-            perhaps in the one before, each with its flag.
-    """
-    with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
-            step = _Step(counts, waiting)
-            stack.enter_context(around_steps(optimizer, step.before, step.after))
-        yield
-
-
-class _Step:
-    """One optimizer's steps."""
-
-    def __init__(self, counts: dict[int, Tensor], waiting: Waiting) -> None:
-        self._counts, self._waiting = counts, waiting
-
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Copy the parameters and the state that the step may write without a gradient."""
-        places = {p: list(tensors_in(optimizer.state, p)) for p in self._waiting(optimizer)}
-        with torch.no_grad():
-            self._before = {
-                p: (p.detach().clone(), [(place, place.get().detach().clone()) for place in found])
-                for p, found in places.items()
-            }
-
-    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Take back what was written where even the step's closure gave no gradient."""
-        now = self._waiting(optimizer)
-        without = {p: now[p] for p in self._before if p in now}
-        parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if without and any(id(key) not in parameters for key in optimizer.state):
-            raise UnsupportedState(
-                f"{type(optimizer).__name__} keeps state that is no parameter's, and steps where"
-                " some parameters may have no gradient yet.",
-                remedy="zero_grad() and the backward pass before optimizer.step(), in one step",
-            )
-        with torch.no_grad():
-            for p, there in without.items():
-                weight, places = self._before[p]
-                p.copy_(torch.where(there, p, weight))
-                for place, before in places:
-                    value = place.get()
-                    if isinstance(value, Tensor) and value.shape == before.shape:
-                        place.put(torch.where(there, value, before))
-                self._counts[id(p)] = there.clone()  # the step may leave another gradient there

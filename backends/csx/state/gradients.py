@@ -1,12 +1,16 @@
 """Gradients between steps.
 
-``p.grad`` starts as an input of its own, zero before the first step. Where the step clears it first
-(``zero_grad``) nobody reads that input and it is dropped; where gradients accumulate over steps, it
-is state. Eagerly the gradient of a parameter that no backward reaches is None, and its optimizer
-leaves it alone, so such a zero is hidden from the optimizer; where it turns out that the step
-leaves a gradient there for the next one, it is traced again, and the optimizer sees it (carried).
-In manual optimization the step's own code sees ``p.grad`` too: where a step began with None and
-leaves None, it is traced again with None in the place of a zero (``StageGradients.none``).
+``p.grad`` starts as an input of its own: the gradient that is there, a zero where there is None.
+Where the step clears it first (``zero_grad``) nobody reads that input and it is dropped; where
+gradients accumulate over steps, it is state. To a backward pass a zero is as good as None. Whoever
+looks at ``p.grad`` before one has reached the parameter (the step's own code, a hook, an optimizer,
+which leaves None alone) sees None where there is none, and the program is for steps that begin so
+(``GradientHandover.none_matters``): with a gradient there it is another program.
+
+Under automatic optimization with accumulation Lightning clears gradients when a window begins,
+after ``training_step`` and before the backward pass. Where no code looks at them before that, the
+host clears them before the program runs, so that one program serves the whole window. Where some
+does, the program clears them itself, and the steps that begin a window have one of their own.
 
 A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
 loop may clear them, or another function may use them; only those that an optimizer has used and
@@ -16,7 +20,7 @@ nobody reads again are not worth writing down. ``kept_gradients`` says where the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -29,81 +33,64 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.graph.recorder import Nodes
-from fulgurite.backends.csx.state.conditional_updates import (
-    IS_THERE,
-    GradientFlag,
-    skipping_without_gradient,
-)
 from fulgurite.backends.csx.state.fake_swap import on_gradient, same_to_graph
 from fulgurite.backends.csx.state.sharded import ShardedTensor
-
-
-@dataclass(slots=True, kw_only=True)
-class GradientHandover:
-    """What one trace found in ``p.grad`` and what it leaves there, by the parameters' names.
-
-    The program that is built of the trace does the same with the gradients of each step.
-    """
-
-    parameters: dict[str, nn.Parameter]
-    on_host: bool  # it is a function's: the host sees it
-    shown: bool = False  # it is Lightning's, and the host sees what is state
-    all_kept: bool = False  # and what is not
-    was_none: frozenset[str] = frozenset()  # before the trace
-    none_matters: set[str] = field(default_factory=set)  # the trace depends on which were None
-    tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
-    unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
-    carried: dict[str, GradientFlag] = field(default_factory=dict)  # from one step to the next
-    computed: set[str] = field(default_factory=set)  # by this step
-    fresh: set[str] = field(default_factory=set)  # in a tensor of their own
-
-    def mismatch(self) -> str | None:
-        """A text where a gradient that must be None no longer is, or the other way round."""
-        for name in self.none_matters:
-            is_none, was_none = self.parameters[name].grad is None, name in self.was_none
-            if is_none != was_none:
-                words = {True: "None", False: "a tensor"}
-                return f"{name}.grad was {words[was_none]}, and now is {words[is_none]}"
-        return None
-
-
-def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
-    """The first text of ``GradientHandover.mismatch``; None where all gradients are as traced."""
-    return next((why for why in (one.mismatch() for one in handovers) if why), None)
+from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.step_context import step_context
+from fulgurite.backends.torch_versions import CHECKED
 
 
 @dataclass(slots=True)
 class StageGradients:
-    """What is known of gradients from all programs of a stage, by the parameters' names.
-
-    One program may leave a gradient that the optimizer of another one uses.
+    """The gradients that a stage's programs keep to themselves, by the parameters' names.
 
     Attributes:
-        left: some step leaves them in ``p.grad``.
-        hidden: some step hides them from its optimizer.
-        kept: buffers of those that programs keep to themselves, as ``{parameter}.grad``.
+        kept: their buffers, as ``{parameter}.grad``; zero where there is none.
+        there: whose there are between steps, whether or not their values were kept.
+        lost: whose values were not.
     """
 
-    left: set[str] = field(default_factory=set)
-    hidden: set[str] = field(default_factory=set)
-    none: set[str] = field(default_factory=set)  # None whenever a step begins
-    may_be_none: set[str] = field(default_factory=set)  # as the last trace found them
     kept: dict[str, Tensor] = field(default_factory=dict)
+    there: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
 
-    def suppose_none(self) -> bool:
-        """Suppose that whatever may be None at the start is; False where that was supposed."""
-        more = self.may_be_none - self.left - self.none
-        self.none |= more
-        return bool(more)
+    def clear(self, names: frozenset[str], set_to_none: bool = True) -> None:
+        """The gradients of these parameters are None, or else zero."""
+        if not names.isdisjoint(self.there):
+            self.lost -= names
+            self.there -= names if set_to_none else frozenset()
+        if buffers := [one for key, one in self.kept.items() if key.removesuffix(".grad") in names]:
+            torch._foreach_zero_(buffers)
+
+    def values(self) -> dict[str, Tensor]:
+        """Those that there are."""
+        known = ((name, self.kept.get(f"{name}.grad")) for name in sorted(self.there - self.lost))
+        return {name: kept for name, kept in known if kept is not None}
+
+    def begin_with(self, gradients: dict[str, Tensor]) -> None:
+        """Let there be these, which ``values`` gave."""
+        self.kept |= {f"{name}.grad": one for name, one in gradients.items()}
+        self.there = self.there.union(gradients)
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Parameters have other names now; ``names`` gives them by those that they had."""
+        new = {f"{old}.grad": f"{name}.grad" for old, name in names.items()}
+        for key in [key for key in self.kept if key in new]:
+            self.kept[new[key]] = self.kept.pop(key)
+        self.there, self.lost = (
+            frozenset(names.get(name, name) for name in held) for held in (self.there, self.lost)
+        )
 
 
 class GradientScope(Protocol):
     """What gradients ask of a step's ``Scope``."""
 
     gradients_on_host: ClassVar[bool]
-    carried: dict[str, GradientFlag]
     stage_gradients: StageGradients
     trains: bool
+
+    @property
+    def begins_window(self) -> bool: ...
 
     @property
     def backward_is_lightnings(self) -> bool: ...
@@ -115,53 +102,95 @@ class GradientScope(Protocol):
     def keeps_gradients(self) -> bool: ...
 
 
+@dataclass(slots=True, kw_only=True)
+class GradientHandover:
+    """What one trace found in ``p.grad`` and what it leaves there, by the parameters' names.
+
+    The program that is built of the trace does the same with the gradients of each step.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    scope: GradientScope
+    on_host: bool  # it is a function's: the host sees it
+    shown: bool = False  # it is Lightning's, and the host sees what is state
+    all_kept: bool = False  # and what is not
+    was_none: frozenset[str] = frozenset()  # before the trace
+    none_matters: set[str] = field(default_factory=set)  # the trace depends on which were None
+    cleared_before: frozenset[str] = frozenset()  # by the host, where a window begins
+    tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
+    unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
+    fresh: set[str] = field(default_factory=set)  # in a tensor of their own
+
+    def begin(self) -> None:
+        """A step begins: clear the gradients that are another window's."""
+        if self.cleared_before and self.scope.begins_window:
+            self.scope.stage_gradients.clear(self.cleared_before)
+            for name in self.cleared_before if self.shown else ():
+                self.parameters[name].grad = None
+
+    def is_none(self, name: str) -> bool:
+        """Whether a parameter has no gradient now."""
+        if self.on_host or self.shown:
+            return self.parameters[name].grad is None
+        return name not in self.scope.stage_gradients.there
+
+    def mismatch(self) -> str | None:
+        """A text where a gradient that must be None no longer is, or the other way round."""
+        begins = self.cleared_before and self.scope.begins_window
+        cleared, before = self.cleared_before if begins else frozenset(), self.was_none
+        others = [
+            n for n in self.none_matters if (n in cleared or self.is_none(n)) != (n in before)
+        ]
+        if not others:
+            return None
+        was, now = ("None", "a tensor") if (name := min(others)) in before else ("a tensor", "None")
+        return f"{name}.grad was {was}, and now is {now}"
+
+
+def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
+    """The first text of ``GradientHandover.mismatch``; None where all gradients are as traced."""
+    return next((why for why in (one.mismatch() for one in handovers) if why), None)
+
+
 class Gradients:
     """The gradients of one trace.
 
     Args:
-        parameters: all parameters by name; those that require no gradient are left out.
+        parameters: all parameters by name; those that require none and have none are left out.
         scope: says which of them the host sees between steps.
 
     Attributes:
-        missed: gradients that were hidden from an optimizer although an earlier step may have
-            left them: the step has to be traced again, and see them.
         arrived: called with a parameter whose gradient a backward pass has just computed.
         reduce: makes the gradient of a sharded parameter the mean of all processes', before it is
             added to what is there: no process holds all of the sum.
+        counts: whether an update of a parameter does, by its identity.
+        stepped: optimizers, by hand.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
-        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        on_host = scope.gradients_on_host
-        self.handover = GradientHandover(
-            parameters=self.parameters,
-            on_host=on_host,
+        known = self.handover = GradientHandover(
+            parameters=parameters,
+            scope=scope,
+            on_host=scope.gradients_on_host,
             shown=scope.shows_gradients,
             all_kept=scope.keeps_gradients,
-            carried=scope.carried,
         )
-        self.missed: set[str] = set()
+        known.was_none = frozenset(filter(known.is_none, parameters))
+        known.parameters = self.parameters = {
+            name: p
+            for name, p in parameters.items()
+            if p.requires_grad or name not in known.was_none
+        }
         self.arrived: Callable[[Tensor], None] | None = None
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self.sharded: set[int] = set()  # the identity of sharded parameters
-        self._leaves: set[str] = set()
-        self._cleared: set[str] = set()  # for the window's others, if this step reads it or not
-        self._others = scope.stage_gradients
-        none = {name for name, p in self.parameters.items() if p.grad is None}
-        by_hand = scope.trains and not scope.backward_is_lightnings
-        may_be = none - scope.carried.keys() if by_hand and not on_host else set[str]()
-        self._others.may_be_none = may_be
-        if not on_host:
-            none = none & self._others.none
-            self.handover.none_matters |= none
-        self.handover.was_none = frozenset(none)
+        self.counts: dict[int, Tensor] = {}
+        self.stepped: list[Optimizer] = []
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
-        self._hidden: set[str] = set()  # from the step of an optimizer
-        self._as_found: set[str] = set()  # those of an optimizer, when its step begins
-        self.stepped: list[Optimizer] = []  # by hand
-        self.counts: dict[int, Tensor] = {}  # whether a parameter's update does, by its identity
+        self._none_now: set[str] = set()  # they were, and somebody has looked
+        self._looks = True
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -178,7 +207,7 @@ class Gradients:
             if self.arrived is not None:
                 self.arrived(p)
 
-        if name is not None:
+        if name is not None and parameter.requires_grad:
             on_gradient(fake, note)
 
     def put(self, inputs: list[Tensor], nodes: Nodes) -> None:
@@ -187,134 +216,130 @@ class Gradients:
         with DisableTorchFunction():  # these are no calls of the step
             for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
                 self._inputs[name] = p.grad = same_to_graph(gradient, nodes)
-                # the input stays, for the program writes the gradient of this step there
-                if not self.handover.on_host and name in self.handover.was_none:
-                    p.grad = None
 
-    def hide_unreached(self, among: list[Any] | None = None) -> None:
-        """Make ``p.grad`` None where no backward has reached the parameter, and none was there."""
-        wanted = None if among is None else {id(p) for p in among}
-        known, on_host = self.handover, self.handover.on_host
-        for name, gradient in self._inputs.items():
-            p = self.parameters[name]
-            # an optimizer leaves None alone; for a zero Adam counts a step, and weights decay
-            if (wanted is None or id(p) in wanted) and p.grad is gradient:
-                # whether a carried one is there is known in each step alone: its flag says so
-                if name in self._reached or name in known.carried:
-                    continue
-                if on_host:
-                    known.none_matters.add(name)
-                if not on_host or name in known.was_none:
-                    p.grad = None
-                    # of sharded ones each process holds a part of a window's sum, and no flag
-                    if among is not None or id(p) not in self.sharded:
-                        self._hidden.add(name)
+    def look(self, parameter: Tensor) -> None:
+        """Code is about to read ``parameter.grad``: it gets None where there is none."""
+        name = self._names.get(id(parameter))
+        if name is None or not self._looks or name in self._reached or name not in self._inputs:
+            return
+        with DisableTorchFunction():
+            if parameter.grad is self._inputs[name]:
+                self.handover.none_matters.add(name)
+                if name in self.handover.was_none:
+                    self._none_now.add(name)
+                    parameter.grad = None
 
     @contextlib.contextmanager
-    def hidden_from_steps(self, automatic: bool, optimizers: list[Optimizer]) -> Iterator[None]:
-        """Hide unreached gradients from each optimizer's step.
+    def unseen(self) -> Iterator[None]:
+        """Let ``p.grad`` be read in the block: what it does, does not depend on that."""
+        before, self._looks = self._looks, False
+        try:
+            yield
+        finally:
+            self._looks = before
 
-        Under automatic optimization the backward pass is inside the step: there they are hidden
-        right after it (``CSXPrecision.backward``).
+    def begin_window(self, parameters: Iterable[Tensor], begins: bool, has_hooks: bool) -> bool:
+        """The moment at which Lightning clears the gradients of the window before.
+
+        Args:
+            parameters: whose.
+            begins: whether a window begins with this step, and what it finds is its own.
+            has_hooks: user's code runs there.
+
+        Returns:
+            Whether the step is to clear them itself, for code has looked at them or may do so:
+            else the host has, before the step.
         """
-        carried = self.handover.carried
+        self.handover.all_kept = True  # for the rest of the window, or whoever adds to what is left
+        if self.handover.none_matters or has_hooks:
+            return True
+        names = {self._names[id(p)] for p in parameters if id(p) in self._names}
+        self.handover.cleared_before = frozenset(names)
+        if begins:
+            self.handover.was_none |= names
+        return False
 
-        def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    @contextlib.contextmanager
+    def noting_steps(self, automatic: bool) -> Iterator[None]:
+        """Note which optimizers step, and whose gradients they use."""
+
+        def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             own = [p for group in optimizer.param_groups for p in group["params"]]
-            names = {self._names.get(id(p), "") for p in own}
-            self._as_found = {name for name in names if self._is_as_found(name)}
             if not automatic:
                 self.stepped.append(optimizer)
-                self.hide_unreached(own)
-                self.handover.unused -= names
+                self.handover.unused -= {self._names.get(id(p), "") for p in own}
 
-        def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
-            found = self._as_found & carried.keys() - self._reached
-            return {self.parameters[name]: carried[name].flag[IS_THERE] for name in sorted(found)}
-
-        handle = register_optimizer_step_pre_hook(hide)
-        carrying = optimizers if carried else []
+        handle = register_optimizer_step_pre_hook(note)
         try:
-            with skipping_without_gradient(carrying, self.counts, waiting):
-                yield
+            yield
         finally:
             handle.remove()
 
-    def _is_as_found(self, name: str) -> bool:
-        """Whether a parameter's gradient is still the one that the step found."""
-        gradient = self.parameters[name].grad if name in self._inputs else None
-        return gradient is not None and gradient is self._inputs[name]
+    def keep(self, asks_run: bool) -> None:
+        """Write each final gradient into its input; inputs that nobody reads are pruned later.
 
-    def keep(self, cleared: bool) -> None:
-        """Write each final gradient into its input; inputs that nobody reads are pruned later."""
+        Args:
+            asks_run: the step asks for counters of the run: programs take turns by hand, and each
+                needs the gradients of all.
+        """
         known, left = self.handover, self.handover.tensor_after
+        in_parts = any(id(p) in self.sharded for p in self.parameters.values())
+        by_hand = known.scope.trains and not known.scope.backward_is_lightnings
+        known.all_kept |= asks_run and by_hand and not known.on_host and not in_parts
+        if not (by_hand or known.on_host):
+            known.unused.clear()  # else they are for another program
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
-            seen = known.on_host or known.all_kept or name in known.carried
+            seen = known.on_host or known.all_kept or name in known.none_matters | known.unused
             matters = seen or self._nodes[gradient].users  # else nobody has it after the step
-            if p.grad is not None and p.grad is not gradient:
-                known.fresh.add(name)
-            if name in known.fresh or (p.grad is gradient and name in self._reached):
-                self.handover.computed.add(name)
-            untouched = name in self.handover.none_matters and name not in self._reached
-            if cleared or p.grad is None:
-                if not (untouched and name in self.handover.was_none):
+            if p.grad is None:
+                if name not in self._none_now or name in self._reached:
                     left[name] = False
-                # a program has no None: it holds a zero, and ``tensor_after`` says what that means
-                if matters:
-                    self._cleared |= {name} if cleared else set()
-                    gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
+                    # a program has no None: it holds a zero, and ``tensor_after`` says what it is
+                    if matters:
+                        gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
             elif p.grad is not gradient:
+                known.fresh.add(name)
                 left[name] = True
                 if matters:
                     gradient.copy_(p.grad)
             elif name in self._reached:
                 left[name] = True
             p.grad = None
-            if name in self.handover.carried and name in left:
-                self.handover.carried[name].flag[IS_THERE].fill_(left[name])
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
-        if not self.handover.on_host:
-            # a program of the stage may need what another one leaves: batches of two sizes, of
-            # which one computes gradients and the other uses them
-            others, leaves = self._others, {name for name, there in left.items() if there}
-            missed = self._hidden & (leaves | others.left) | leaves & others.hidden
-            self.missed = missed - self.handover.carried.keys()
-            self._leaves = leaves
-            if not self.missed:
-                others.left |= leaves
-                others.hidden |= self._hidden
-
-    def begins_otherwise(self) -> bool:
-        """Whether the trace was wrong about which gradients are None when a step begins.
-
-        Which ones are is noted in ``StageGradients.none``; the caller then traces the step again.
-        """
-        others, wrong = self._others, self._others.none & self._leaves
-        others.left |= self._leaves
-        others.none -= wrong
-        return others.suppose_none() or bool(wrong)
 
     def mark_inputs(self, inputs: list[Input]) -> list[Input]:
         """A trace's inputs, with what was learned of the gradients among them."""
-        handover, names = self.handover, list(self.parameters)
-        kept, stay_none = handover.unused, set[str]()
-        if handover.on_host:
-            stay_none = {
-                name for name in handover.was_none if handover.tensor_after.get(name) is False
-            }
-            handover.none_matters |= stay_none
-        else:
-            kept = {
-                name for name, there in handover.tensor_after.items() if there and handover.all_kept
-            }
-            kept |= handover.carried.keys() | self._cleared
+        known, names = self.handover, list(self.parameters)
+        there = {name for name, is_tensor in known.tensor_after.items() if is_tensor}
+        kept = known.unused | (there if known.all_kept else there & known.none_matters)
+        stay_none = set[str]()
+        if known.on_host or known.shown:
+            stay_none = {name for name in known.was_none if known.tensor_after.get(name) is False}
+            known.none_matters |= stay_none
 
         def mark(item: Input) -> Input:
             name = names[item.index]
             return replace(item, kept=name in kept, zero=name in stay_none)
 
         return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]
+
+
+def unseen_clearing() -> Iterator[Patch]:
+    """Patches by which ``zero_grad()`` is no look at gradients, which are None after it."""
+    why = "it asks whether there is a gradient, and leaves None either way"
+
+    def unseen(clear: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(self: Any, set_to_none: bool = True) -> None:
+            gradients = step_context.get().trace.inputs.gradients
+            with gradients.unseen() if set_to_none else contextlib.nullcontext():
+                clear(self, set_to_none)
+
+        return zero_grad
+
+    of_optimizer, of_module = unseen(Optimizer.zero_grad), unseen(nn.Module.zero_grad)
+    yield from patches_of(Optimizer, {"zero_grad": of_optimizer}, why=why, checked=CHECKED)
+    yield from patches_of(nn.Module, {"zero_grad": of_module}, why=why, checked=CHECKED)
 
 
 def _reducing(

@@ -1,13 +1,13 @@
 """Where gradients are between steps: in ``p.grad``, or in buffers that only programs see.
 
 Under automatic optimization, where every step clears them first, a Lightning step keeps none unless
-a hook on the host reads ``.grad``. Where none is kept, ``p.grad`` is a ``DroppedGradient``, which
-raises when it is used.
+a hook on the host reads ``.grad``. Where none is kept, or in a buffer, ``p.grad`` is a
+``DroppedGradient``, which raises when it is used: None would say that there was none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -18,8 +18,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import GradientNotKept
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.passes.prune import read_inputs
-from fulgurite.backends.csx.state.conditional_updates import GradientFlag
-from fulgurite.backends.csx.state.gradients import GradientHandover
+from fulgurite.backends.csx.state.gradients import GradientHandover, StageGradients
 
 _ATEN = torch.ops.aten
 _COPIES = (  # Module.to, .double, .cpu and deepcopy take gradients along
@@ -110,14 +109,43 @@ def _refuse(gradient: DroppedGradient) -> NoReturn:
 class GradientBuffers:
     """Gradients that only programs see: those of a window of accumulation.
 
-    ``known`` are tensors by name, which the entry points of a program share.
+    Args:
+        inputs: those of the program that are gradients.
+        parameters: by name.
+        stage: holds the buffers, which the stage's programs share.
+        read: names of the parameters whose gradients the program reads.
     """
 
-    def __init__(self, inputs: list[Input], known: dict[str, Tensor]) -> None:
-        self._tensors = [known.setdefault(item.name, _zeros(item.example)) for item in inputs]
+    def __init__(
+        self,
+        inputs: list[Input],
+        parameters: dict[str, nn.Parameter],
+        stage: StageGradients,
+        read: frozenset[str],
+    ) -> None:
+        self._stage, self._read, self._tensors = stage, read, list[Tensor]()
+        for item in inputs:
+            name = item.name.removesuffix(".grad")
+            if (kept := stage.kept.get(item.name)) is None:
+                kept = stage.kept[item.name] = _zeros(item.example)
+                found = parameters[name].grad
+                if name in stage.there and type(found) is Tensor:  # from before the run
+                    kept.copy_(found)
+            self._tensors.append(kept)
 
     def before(self) -> list[Tensor]:
-        """Those to be given to the program."""
+        """Those to be given to the program.
+
+        Raises:
+            GradientNotKept: it reads one that the steps before have not kept.
+        """
+        if lost := self._stage.lost & self._read:
+            raise GradientNotKept(
+                f"The step reads {min(lost)}.grad of a step before, whose program does not keep it:"
+                " its code did not look at .grad.",
+                remedy="read .grad in every step, not under a condition; or in a host hook, such as"
+                " on_train_batch_end, whose code then makes all programs keep gradients",
+            )
         return self._tensors
 
     def after(self, gradients: list[Tensor]) -> None:
@@ -168,14 +196,13 @@ class LightningGradients:
         names = [list(handover.parameters)[item.index] for item in inputs]
         self._parameters = [handover.parameters[name] for name in names]
         self._tensor_after = [handover.tensor_after.get(name) for name in names]
-        self._carried = [handover.carried.get(name) for name in names]
         self._examples = [item.example for item in inputs]
         self._read = [i in read for i in range(len(inputs))]
         # eagerly the next step's is another tensor, and what the host keeps of this one stays
         self._fresh = [name in handover.fresh for name in names]
 
         self._zeros: list[Tensor] = []  # of a step that clears all: it leaves them zero
-        if not any(self._tensor_after) and not any(self._carried):
+        if not any(self._tensor_after):
             self._zeros = list(map(_zeros, self._examples))
 
     def before(self) -> list[Tensor]:
@@ -185,9 +212,7 @@ class LightningGradients:
         return list(map(self._found, range(len(self._parameters))))
 
     def _found(self, i: int) -> Tensor:
-        gradient, example, carried = self._parameters[i].grad, self._examples[i], self._carried[i]
-        if carried is not None:
-            carried.set_from_host(gradient is not None)
+        gradient, example = self._parameters[i].grad, self._examples[i]
         # only overwritten: memory will do, and what was dropped has no values to be asked for
         if not self._read[i] and (self._fresh[i] or type(gradient) is DroppedGradient):
             return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
@@ -201,12 +226,9 @@ class LightningGradients:
         """Put them into ``p.grad``, or None where the step cleared them."""
         if gradients is self._zeros:
             return
-        triples = zip(self._parameters, self._tensor_after, self._carried, gradients, strict=True)
-        for p, left, carried, gradient in triples:
+        for p, left, gradient in zip(self._parameters, self._tensor_after, gradients, strict=True):
             if left is not None:
                 p.grad = gradient if left else None
-                if carried is not None:
-                    carried.note_set_by_program(left)
             elif p.grad is not None:
                 p.grad = gradient
 
@@ -222,73 +244,63 @@ def _zeros(example: Tensor) -> Tensor:
 
 
 def held_gradients(
-    graph: Graph, handover: GradientHandover, known: dict[str, Tensor]
+    graph: Graph, handover: GradientHandover
 ) -> GradientBuffers | FunctionGradients | LightningGradients | None:
-    """The gradients among a program's inputs, None where there are none; ``known``: its buffers."""
+    """The gradients among a program's inputs, None where there are none."""
     positions = [i for i, item in enumerate(graph.inputs) if item.kind is Kind.GRADIENT]
     if not positions:
         return None
     gradients = [graph.inputs[i] for i in positions]
+    if handover.on_host:
+        return FunctionGradients(gradients, handover)
+    read = read_inputs(graph)
     if handover.shown:
-        read = read_inputs(graph)
-        return LightningGradients(
-            gradients, handover, {k for k, i in enumerate(positions) if i in read}
-        )
-    return (
-        FunctionGradients(gradients, handover)
-        if handover.on_host
-        else GradientBuffers(gradients, known)
-    )
+        own = {k for k, i in enumerate(positions) if i in read}
+        return LightningGradients(gradients, handover, own)
+    names = frozenset(graph.inputs[i].name.removesuffix(".grad") for i in positions if i in read)
+    return GradientBuffers(gradients, handover.parameters, handover.scope.stage_gradients, names)
 
 
-class DroppedGradients:
-    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep.
+class UnseenGradients:
+    """Gradients that the host does not see in ``p.grad``, and what it finds there after a step.
 
-    Where the step computed one, a ``DroppedGradient``: None would say that there was none.
+    A ``DroppedGradient`` where there is one: None would say that there was none.
+
+    Attributes:
+        is_shown: whether that is there; it is while nobody clears gradients, and no other program
+            runs.
     """
 
     def __init__(self, graph: Graph, handover: GradientHandover) -> None:
-        shown = {
-            item.name.removesuffix(".grad")
-            for item in graph.inputs
-            if item.kind is Kind.GRADIENT and handover.shown
+        held = {
+            item.name.removesuffix(".grad") for item in graph.inputs if item.kind is Kind.GRADIENT
         }
-        self._dropped: dict[str, nn.Parameter] = {}
-        self._none: list[nn.Parameter] = []
-        if not handover.on_host:
-            for name, p in handover.parameters.items():
-                if name in shown:
-                    continue
-                if name in handover.computed:
-                    self._dropped[name] = p
-                elif handover.tensor_after.get(name) is False:
-                    self._none.append(p)
+        self.is_shown, self._handover = False, handover
+        after = {} if handover.on_host else handover.tensor_after
+        self._made = frozenset(name for name, is_tensor in after.items() if is_tensor)
+        self._cleared = frozenset(after) - self._made
+        seen = held if handover.shown else set[str]()
+        self._lost, self._gone = self._made - held, self._cleared - seen
+        self._dropped = {
+            name: DroppedGradient(handover.parameters[name], name) for name in self._made - seen
+        }
+        self._results: dict[tuple[Any, Any], tuple[frozenset[str], frozenset[str]]] = {}
 
     def put(self) -> None:
         """Put None there, or a tensor that raises when it is used."""
-        for name, p in self._dropped.items():
-            p.grad = DroppedGradient(p, name)
-        for p in self._none:
-            p.grad = None
-
-
-def zero_kept_gradients(
-    gradients: Mapping[str, Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    which: Container[int],
-    flags: Mapping[str, GradientFlag],
-) -> None:
-    """Fill gradients that programs keep with zeros.
-
-    Args:
-        gradients: those that are kept, as ``{parameter}.grad``.
-        parameters: all of the step, by name.
-        which: whose gradients, by identity.
-        flags: of those that are carried to the next step.
-    """
-    for name, parameter in parameters.items():
-        kept = gradients.get(f"{name}.grad")
-        if kept is not None and id(parameter) in which:
-            kept.zero_()
-            if name in flags:
-                flags[name].put(False)
+        stage, parameters = self._handover.scope.stage_gradients, self._handover.parameters
+        before = stage.there, stage.lost
+        if (after := self._results.get(before)) is None:
+            there = (stage.there | self._made) - self._cleared
+            lost = (stage.lost - self._made | self._lost) - self._cleared
+            after = self._results[before] = (there, lost)
+        if after != before:
+            stage.there, stage.lost = after
+            self.is_shown = False
+        if self.is_shown:
+            return
+        self.is_shown = not self._handover.shown  # else host code may put something else there
+        for name, dropped in self._dropped.items():
+            parameters[name].grad = dropped
+        for name in self._gone:
+            parameters[name].grad = None

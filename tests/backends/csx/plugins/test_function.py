@@ -188,6 +188,7 @@ def test_gradients_of_a_function_that_clears_first_are_left_for_the_next() -> No
 
 
 def test_a_gradient_that_was_none_and_no_longer_is_is_named() -> None:
+    csx(max_programs=1)
     loop = Loop(mlp())
     step = fulgurite.trace(loop.step)
     step(*BATCHES[0])

@@ -16,7 +16,7 @@ class Step:
     def __init__(self) -> None:
         self.cleared: list[set[int]] = []
 
-    def clear_gradients(self, parameters: set[int]) -> None:
+    def clear_gradients(self, parameters: set[int], set_to_none: bool) -> None:
         self.cleared.append(parameters)
 
 

@@ -8,9 +8,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from harness import assert_same_run, both, csx, fit, make_trainer
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from harness import assert_same_run, both, csx, fit
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
@@ -200,31 +198,3 @@ def test_a_default_argument_may_be_given_or_left() -> None:
         return x * factor
 
     assert scaled(torch.ones(2)).sum() == scaled(torch.ones(2), 2.0).sum() == 4
-
-
-class Zeroed(Classifier):
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        self.zeroed = True
-
-
-@pytest.mark.fits
-def test_hooks_of_zero_grad_are_refused_before_gradients_accumulate() -> None:
-    planned = GradientAccumulationScheduler({0: 1, 2: 2})
-    trainer = make_trainer(True, max_epochs=3, callbacks=[planned])
-    module = Zeroed(mlp())
-    with pytest.raises(MisconfigurationException, match=r"Zeroed\.on_before_zero_grad(.|\n)*=2"):
-        trainer.fit(module, loader())
-    assert trainer.global_step == 0
-
-
-@pytest.mark.fits
-def test_and_where_a_callback_begins_it() -> None:
-    class Later(pl.Callback):
-        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-            trainer.accumulate_grad_batches = 1 + trainer.current_epoch
-
-    options: dict[str, Any] = {"backend": {"max_programs": 2}, "callbacks": [Later()]}
-    trainer = make_trainer(True, max_epochs=2, limit_train_batches=2, **options)
-    with pytest.raises(MisconfigurationException, match="on_before_optimizer_step"):
-        trainer.fit(Zeroed(mlp()), loader())
-    assert trainer.current_epoch == 1

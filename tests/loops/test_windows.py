@@ -1,0 +1,236 @@
+"""Windows of accumulation that something disturbs, and code that reads ``.grad`` between them.
+
+What Lightning clears, and when, is all that there is to it: when a window begins, after
+``training_step``; before a validation, where no window is open. All else is left as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_same_run, both, csx, fit
+from torch import Tensor, nn
+
+import fulgurite
+from fulgurite.errors import GradientNotKept, StateChanged
+
+
+class Net(pl.LightningModule):
+    """A layer that no loss reaches, beside two that all do."""
+
+    def __init__(self, optimizer: Any, reads: str = "nowhere", by_hand: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.unused = nn.Linear(6, 5), nn.Linear(5, 1), nn.Linear(6, 1)
+        self.optimizer, self.reads, self.automatic_optimization = optimizer, reads, not by_hand
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = (self.b(self.a(batch[0]).tanh()) - batch[1]).square().mean()
+        if self.reads == "in the step" and (gradient := self.a.weight.grad) is not None:
+            loss = loss / (1 + gradient.norm().detach())
+        if not self.automatic_optimization:
+            optimizer: Any = self.optimizers()
+            if batch_idx % 2 == 0:
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            if batch_idx % 2 == 1:
+                optimizer.step()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.a(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters(), lr=0.05, weight_decay=0.1)
+
+
+class Batches:
+    """Batches of eight rows, None at some places."""
+
+    def __init__(self, *none: int, count: int = 10) -> None:
+        drawn = torch.Generator().manual_seed(1)
+        rows = [torch.randn(8, 7, generator=drawn).split((6, 1), 1) for _ in range(count)]
+        self.batches = [None if i in none else list(rows[i]) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+class Hook(pl.Callback):
+    """A host hook of each batch's begin or end."""
+
+    def __init__(self, function: Callable[..., Any], at: str = "end") -> None:
+        setattr(self, f"on_train_batch_{at}", function)
+
+
+def skip(trainer: pl.Trainer, module: Any, batch: Any, i: int) -> int | None:
+    return -1 if trainer.current_epoch == 0 and i == 3 else None
+
+
+def stop(trainer: pl.Trainer, module: Any, out: Any, batch: Any, i: int) -> None:
+    trainer.should_stop = i == 4
+
+
+def two_in_place_of_four(trainer: pl.Trainer, module: Any, batch: Any, i: int) -> None:
+    if trainer.accumulate_grad_batches == 4 and i == 2:
+        trainer.accumulate_grad_batches = 2
+
+
+def norms(trainer: pl.Trainer, module: Any, out: Any, batch: Any, i: int) -> None:
+    found = [p.grad for p in module.parameters()]
+    for k, gradient in enumerate(found):
+        trainer.callback_metrics[f"{k}"] = (
+            torch.tensor(-1.0) if gradient is None else gradient.norm()
+        )
+
+
+DISTURBED: dict[str, dict[str, Any]] = {
+    "not at all": {},
+    "None begins a window": {"data": lambda: (Batches(2),)},
+    "None ends one": {"data": lambda: (Batches(1),)},
+    "None comes first": {"data": lambda: (Batches(0),)},
+    "a batch is skipped": {"hook": (skip, "start")},
+    "the epoch is cut": {"limit_train_batches": 5},
+    "it leaves a rest": {"data": lambda: (Batches(count=7),)},
+    "the run stops": {"hook": (stop,)},
+    "the factor changes": {"hook": (two_in_place_of_four, "start"), "accumulate_grad_batches": 4},
+    "a validation": {"val_check_interval": 3, "data": lambda: (Batches(), Batches(count=2))},
+}
+WAYS = ("each batch", "windows of 2", "windows of 3", "by hand")
+READS = ("nowhere", "in the step", "in a hook")
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+TABLE = [
+    pytest.param(*case, SGD if i % 2 else ADAMW, id=", ".join(case))
+    for i, case in enumerate(product(DISTURBED, READS, WAYS))
+    if case[0] != "the factor changes" or case[2] == "windows of 2"
+]
+
+
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
+@pytest.mark.parametrize(("disturbed", "reads", "way", "optimizer"), TABLE)
+def test_gradients_are_those_of_stock(disturbed: str, reads: str, way: str, optimizer: Any) -> None:
+    options: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, **DISTURBED[disturbed]}
+    data, hooks = options.pop("data", lambda: (Batches(),)), [options.pop("hook", None)]
+    hooks = [one for one in hooks if one] + ([(norms,)] if reads == "in a hook" else [])
+    if way.startswith("windows"):
+        options = {"accumulate_grad_batches": int(way[-1]), **options}
+    ours, stock = both(
+        lambda: Net(optimizer, reads, way == "by hand"),
+        data,
+        callbacks=tuple(Hook(*one) for one in hooks),
+        fresh=True,
+        **options,
+    )
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("reads", READS)
+def test_a_window_that_an_exception_ends_is_there_for_the_next_fit(reads: str) -> None:
+    class Ends(Exception):
+        pass
+
+    def fails(trainer: pl.Trainer, module: Any, out: Any, batch: Any, i: int) -> None:
+        if i == 4:
+            raise Ends
+
+    runs = []
+    for static in (True, False):
+        made: list[Net] = []
+
+        def make(made: list[Net] = made) -> Net:
+            made.append(made[0] if made else Net(SGD, reads))
+            return made[-1]
+
+        options: dict[str, Any] = {"static": static, "accumulate_grad_batches": 2}
+        with pytest.raises(Ends):
+            fit(make, lambda: (Batches(),), callbacks=(Hook(fails),), **options)
+        others = (Hook(norms),) if reads == "in a hook" else ()
+        runs.append(fit(make, lambda: (Batches(),), callbacks=others, **options))
+    assert_same_run(*runs)
+
+
+@pytest.mark.numbers
+def test_hooks_around_zero_grad_run_where_a_window_begins() -> None:
+    class Hooked(Net):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            found = [p.grad for p in self.parameters() if p.grad is not None]
+            self.log("before", torch.stack([one.norm() for one in found]).sum() if found else 0.0)
+
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            for p in self.a.parameters():
+                p.grad = None if p.grad is None else p.grad * 0.5
+            self.b.zero_grad()
+
+    ours, stock = both(
+        lambda: Hooked(SGD), lambda: (Batches(),), max_epochs=2, accumulate_grad_batches=2
+    )
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.numbers
+def test_a_gradient_of_weights_that_were_frozen_within_a_window_still_counts() -> None:
+    def freeze(trainer: pl.Trainer, module: Any, batch: Any, i: int) -> None:
+        module.b.requires_grad_(i % 4 == 0)
+
+    ours, stock = both(
+        lambda: Net(ADAMW),
+        lambda: (Batches(),),
+        callbacks=(Hook(freeze, "start"),),
+        fresh=True,
+        accumulate_grad_batches=2,
+    )
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.fits
+def test_a_gradient_that_was_not_kept_is_asked_for_in_vain() -> None:
+    class Now(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            if batch_idx == 5 and self.a.weight.grad is not None:
+                loss = loss + self.a.weight.grad.norm()
+            return loss
+
+    with pytest.raises(GradientNotKept, match=r"a\.weight\.grad of a step before"):
+        fit(lambda: Now(SGD), lambda: (Batches(),), static=True)
+
+
+@pytest.mark.fits
+def test_a_window_that_needs_two_programs_may_have_but_one() -> None:
+    with pytest.raises(StateChanged, match="whether a window of accumulation begins"):
+        fit(
+            lambda: Net(SGD, "in the step"),
+            lambda: (Batches(),),
+            static=True,
+            backend={"max_programs": 1},
+            accumulate_grad_batches=2,
+        )
+
+
+def test_a_function_begins_with_none_as_its_loop_does() -> None:
+    csx()
+    net, losses = Net(SGD), []
+    optimizer = net.configure_optimizers()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        none = net.a.weight.grad is None
+        loss = (net.b(net.a(x).tanh()) - y).square().mean() * (1 if none else 2)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    start = {name: one.clone() for name, one in net.state_dict().items()}
+    for run in (fulgurite.trace(step), step):
+        net.load_state_dict(start)
+        net.zero_grad()
+        losses.append([float(run(*batch)) for batch in Batches(count=4)])
+    assert losses[0] == pytest.approx(losses[1])
