@@ -17,6 +17,7 @@ import contextlib
 import copy
 import functools
 import random
+import secrets
 import sys
 import threading
 import time
@@ -104,7 +105,7 @@ _STATES = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set
 
 
 def _kind(generator: Any) -> str:
-    if isinstance(generator, random.Random):
+    if isinstance(generator, random.Random) and not isinstance(generator, random.SystemRandom):
         return "Random"
     return "RandomState" if type(generator).__name__ == "RandomState" else ""
 
@@ -222,17 +223,30 @@ def warn_frozen(
     warn(name, text, line or user_line(), remedy or _REMEDIES[name])
 
 
-def note_of_audit(name: str, text: str, line: UserLine) -> None:
-    """Note what happens once, though the step's code would do it on every batch."""
+def note_of_audit(name: str, text: str, line: UserLine, is_draw: bool) -> None:
+    """Note what happens once, though the step's code would do it on every batch.
+
+    Args:
+        name: what changed.
+        text: how.
+        line: where.
+        is_draw: it is a random generator, whose functions could not be watched.
+    """
+    if is_draw:
+        if (line.file, line.line) not in {(file, at) for _, file, at in _SHOWN}:
+            _SHOWN.add((name, line.file, line.line))
+            message = f"{name} drew while the step was traced; the program keeps what it drew"
+            message += f", in {line}. Use {_RANDOM}."
+            warnings.warn_explicit(message, FrozenValueWarning, line.file, line.line)
+        return
     # of what the first trace has warned of, nothing more
     if not any(name.startswith(shown) for shown, *_ in _SHOWN):
         _SHOWN.add((name, line.file, line.line))
         message = (
             f"{text} by the step's Python, in {line}; in the run it happens once, for that Python"
-            " runs once. These two values give one program; where a later one would give another"
-            " (if calls > 10: ...), the run does not follow it. What is to change on every batch"
-            " changes in on_train_batch_end, which runs on the host; what the step computes with is"
-            " a buffer."
+            " runs once. Where another value gives another program (if calls > 10: ...), the run"
+            " does not follow it. What is to change on every batch changes in on_train_batch_end,"
+            " which runs on the host; what the step computes with is a buffer."
         )
         warnings.warn_explicit(message, FrozenValueNote, line.file, line.line)
 
@@ -363,6 +377,7 @@ def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
 _TIME = "on_train_batch_start and on_train_batch_end, which run on the host, to take the time"
+_SECRETS = ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe")
 _ANEW = ", which draw{} anew on every step"
 _RANDOM = (
     f"torch.rand, torch.randint or torch.randperm{_ANEW.format('')}; or, for what the host does"
@@ -402,6 +417,13 @@ def impure_functions() -> Iterator[Patch]:
     yield from _warning(time, "time", clocks, _TIME, "Python 3.11")
     yield from _warning(random, "random", drawn, _RANDOM, "Python 3.11")
     yield from _warning(random.Random, "random.Random", drawn, _RANDOM, "Python 3.11")
+    own = [name for name in drawn if name in vars(random.SystemRandom)]
+    yield from _warning(random.SystemRandom, "random.SystemRandom", own, _RANDOM, "Python 3.11")
+    yield from _warning(secrets, "secrets", _SECRETS, _RANDOM, "Python 3.11")
+    if (stats := sys.modules.get("scipy.stats")) is not None:  # which draw from numpy's generator
+        for name in ("rv_continuous", "rv_discrete"):
+            kind = getattr(stats, name)
+            yield from _warning(kind, f"scipy.stats.{name}", ("rvs",), _RANDOM, "scipy 1.17")
     yield from _warning(np.random, "numpy.random", numpys, _RANDOM, "numpy 2.4")
 
 

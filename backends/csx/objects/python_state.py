@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import pickle
+import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +51,7 @@ _FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _ELSEWHERE = (nn.Module, Optimizer, LRScheduler)  # whose state is compared elsewhere
 _PLAIN_OBJECTS = (SimpleNamespace, argparse.Namespace)
 _OPAQUE = (str, bytes, int, float, complex, bool, type(None), Tensor, Enum, type, types.ModuleType)
+_STATELESS = random.SystemRandom  # a generator without a state: its methods are watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Change:
     name: str
     before: str
     now: str
+    is_draw: bool = False  # of a random generator
 
     def __str__(self) -> str:
         return f"{self.name} was changed from {self.before} to {self.now}"
@@ -161,6 +165,8 @@ class PythonState:
 
     def _visit(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, _OPAQUE) or id(value) in self._seen or depth > _DEEPEST:
+            return
+        if isinstance(value, _STATELESS):
             return
         self._seen[id(value)] = value
         if isinstance(value, (dict, list, deque)):
@@ -276,6 +282,8 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def _changes(kept: _SavedContent) -> Iterator[Change]:
     item, before = kept.item, kept.before
     if isinstance(item, GENERATORS):
+        if pickle.dumps(content(item)) != pickle.dumps(before):
+            yield Change(kept.name, "where it was", "a later draw", is_draw=True)
         return
     if isinstance(before, dict):
         of_attributes, keys = kept.name.endswith("."), [*before]

@@ -280,7 +280,7 @@ class Audits:
         for change in changes:
             line = finder.found.get(change.name) or self._scope.line_of(f"{self._stage}_step")
             if line is not None:
-                note_of_audit(change.name, str(change), line)
+                note_of_audit(change.name, str(change), line, change.is_draw)
 
     def _give_up(self, executable: Executable, error: Exception, line: UserLine | None) -> None:
         self._given_up.add(executable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 import warnings
 from random import random as draw
@@ -16,6 +17,7 @@ from harness import assert_same_run, both, fit
 from lightning.pytorch.loggers import CSVLogger
 from models import GAN, Classifier, loader, mlp
 from numpy.random import rand
+from scipy import stats
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract import frozen_reads as frozen
@@ -24,6 +26,7 @@ from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 pytestmark = pytest.mark.fits
 
 OWN = random.Random(3)
+SYSTEM = random.SystemRandom()
 
 
 class Reads(Classifier):
@@ -127,6 +130,18 @@ def numpys_new_generator(module: Any, batch_idx: int) -> float:
     return 1.0 + float(np.random.default_rng(0).random())
 
 
+def systems_generator(module: Any, batch_idx: int) -> float:
+    return 1.0 + 0 * SYSTEM.random()
+
+
+def secret(module: Any, batch_idx: int) -> float:
+    return 1.0 + secrets.randbelow(1)
+
+
+def scipys(module: Any, batch_idx: int) -> float:
+    return 1.0 + 0 * stats.norm.rvs()
+
+
 COUNT, DRAW = (
     "Use it in arithmetic and comparisons alone",
     "Use torch.rand, torch.randint or torch.randperm",
@@ -155,6 +170,9 @@ READS = [
     (numpys, "numpy.random.randint() was called", "5", DRAW),
     (numpys_by_name, "numpy.random.rand() was called", "a ndarray", DRAW),
     (numpys_new_generator, "numpy.random.default_rng() was called", "a Generator", DRAW),
+    (systems_generator, "random.SystemRandom.random() was called", "0.", DRAW),
+    (secret, "secrets.randbelow() was called", "0", DRAW),
+    (scipys, "scipy.stats.rv_continuous.rvs() was called", "", DRAW),
 ]
 
 

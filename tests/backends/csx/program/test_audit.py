@@ -322,6 +322,35 @@ def test_a_counter_warns_once_with_its_line(kind: type[Counts]) -> None:
     assert len(vars(box) if kind is AnObjects else box) == 1  # audits are undone
 
 
+OF_THE_FILE = np.random.RandomState(3)
+
+
+class Draws(Counts):
+    """From a generator whose methods nobody can watch; what it drew takes one branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def count(self) -> None:
+        self.drew = self.rng.random() < 2  # here
+
+
+class DrawsFromAGlobal(Counts):
+    def count(self) -> None:
+        self.drew = OF_THE_FILE.rand() < 2  # here
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Draws, "self.rng"), (DrawsFromAGlobal, "OF_THE_FILE")])
+def test_a_generator_that_drew_warns_once_with_its_line(kind: type[Counts], name: str) -> None:
+    _, [warning] = warnings_of(kind)
+    text = str(warning.message)
+    assert text.startswith(f"{name} drew while the step was traced; the program keeps what it drew")
+    assert "Use torch.rand, torch.randint or torch.randperm" in text
+    assert warning.category is FrozenValueWarning
+    assert [warning.lineno] == marked(kind.count)
+
+
 class InAnArray(Counts):
     def make(self) -> Any:
         return np.zeros(1, int)
