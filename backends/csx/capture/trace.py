@@ -315,8 +315,8 @@ def run_as_lightning(
 
 @contextlib.contextmanager
 def _in_place(scope: Scope) -> Iterator[None]:
-    """Put gradients that programs keep into ``p.grad``, and take them out again."""
-    parameters = scope.parameters() if scope.trains else {}
+    """Put gradients that programs keep to themselves into ``p.grad``, and take them out again."""
+    parameters = scope.parameters() if scope.trains and not scope.shows_gradients else {}
     shown, stage = {name: p.grad for name, p in parameters.items()}, scope.stage_gradients
     for name, p in parameters.items():
         if name not in stage.there:

@@ -71,8 +71,9 @@ class Access:
     @property
     def container(self) -> dict[str, Any]:
         """The dict that holds the attribute: a buffer may be None."""
-        buffers: dict[str, Any] = self.module._buffers
-        return buffers if self.name in buffers else vars(self.module)
+        module = self.module
+        held: tuple[dict[str, Any], ...] = module._buffers, module._parameters  # type: ignore[assignment]
+        return next((one for one in held if self.name in one), vars(module))
 
     def now(self) -> Any:
         """What the attribute holds now, or what the class has for it."""
@@ -191,7 +192,7 @@ MOST_ELEMENTS = 1 << 16  # of such a value: buffers that are read are compared f
 
 
 class Buffer(NamedTuple):
-    """A buffer of a module, and what has its values while the step is traced."""
+    """A buffer of a module or a frozen parameter, and what has its values while it is traced."""
 
     module: nn.Module
     key: str
@@ -216,7 +217,7 @@ class FrozenBuffers:
     def find(
         self, module: nn.Module, root: str, tracker: Nodes, values: Mapping[int, Tensor]
     ) -> None:
-        """Find the buffers of a module and those in it, which are inputs of the graph.
+        """Find buffers and frozen parameters of a module and those in it: inputs of the graph.
 
         Args:
             module: the module; ``root`` is how the user reaches it.
@@ -225,7 +226,13 @@ class FrozenBuffers:
         """
         self._tracker = tracker
         for path, one in module.named_modules():
-            for key, fake in one._buffers.items() if not isinstance(one, Metric) else ():
+            frozen = {
+                key: p
+                for key, p in one._parameters.items()
+                if p is not None and not p.requires_grad and p.numel() <= MOST_ELEMENTS
+            }
+            held = {} if isinstance(one, Metric) else {**frozen, **one._buffers}
+            for key, fake in held.items():
                 node = tracker[fake] if id(fake) in values else None
                 if node is not None and _is_input(node):
                     where = dotted_name(root, path, key)
@@ -246,11 +253,14 @@ class FrozenBuffers:
             self._reads.append((sources, refusal(), self._line()))
         return value
 
-    def _value(self, node: fx.Node, values: dict[fx.Node, Tensor]) -> Tensor | None:
+    def _value(
+        self, node: fx.Node, values: dict[fx.Node, Tensor], by: fx.Node | None = None
+    ) -> Tensor | None:
+        """The value of a node, as it is, or as ``by`` alone finds it, which changes it in place."""
         if node in values:
             return values[node]
         # what the step has written is the step's, and another on every batch
-        if len(values) >= LARGEST or is_written(node):
+        if len(values) >= LARGEST or is_written(node, but_by=by):
             return None
         if node in self._buffers:
             values[node] = self._buffers[node].values
@@ -258,13 +268,21 @@ class FrozenBuffers:
         func: Any = node.target
         if node.op != "call_function" or not isinstance(func, torch._ops.OpOverload):
             return None
-        if is_mutable(func) or is_random(func) or is_uninitialized(func):
+        if is_random(func) or is_uninitialized(func):
             return None
-        if any(self._value(one, values) is None for one in node.all_input_nodes):
+        changed = node.args[0] if is_mutable(func) else None
+        if changed in self._buffers or any(
+            self._value(one, values, node if one is changed else None) is None
+            for one in node.all_input_nodes
+        ):
             return None
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+
+        def known(one: fx.Node) -> Tensor:
+            return values[one].clone() if one is changed else values[one]
+
         # the buffers' own values, beside the trace: Python is to go the way that it goes eagerly
         with DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known)
             value = func(*args, **kwargs)
         if not isinstance(value, Tensor):
             return None
@@ -283,7 +301,9 @@ class FrozenBuffers:
 
     def _is_changed(self, node: fx.Node) -> bool:
         buffer = self._buffers[node]
-        return is_written(node) or buffer.module._buffers.get(buffer.key) is not buffer.fake
+        module, key = buffer.module, buffer.key
+        now = module._buffers[key] if key in module._buffers else module._parameters.get(key)
+        return is_written(node) or now is not buffer.fake
 
     def accesses(self) -> Iterator[Access]:
         """The buffers that were read, to be compared from now on."""
@@ -300,10 +320,14 @@ def _is_input(node: fx.Node) -> bool:
     return node.op == "placeholder"
 
 
-def is_written(node: fx.Node) -> bool:
-    """Whether an operation of the graph so far changes a tensor, or a view of it, in place."""
-    return any(node in written_nodes(user) for user in node.users) or any(
-        is_written(user) for user in _views(node.users)
+def is_written(node: fx.Node, but_by: fx.Node | None = None) -> bool:
+    """Whether an operation of the graph so far changes a tensor, or a view of it, in place.
+
+    Others than ``but_by``, if that is given, whose result is the tensor after it.
+    """
+    others = [user for user in node.users if user is not but_by]
+    return any(node in written_nodes(user) for user in others) or any(
+        is_written(user) for user in _views(others)
     )
 
 

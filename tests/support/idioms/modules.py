@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from idioms.base import Example, F
+from idioms.base import Example, F, optimizer
 from idioms.layers import picture
 from models import CLASSES
 from torch import Tensor, nn
@@ -368,6 +369,35 @@ class FullTransformer(Example):
         mask = self.body.generate_square_subsequent_mask(2)
         out = self.body(x, x.flip(1), src_mask=mask, tgt_mask=mask, tgt_is_causal=True)
         return self.head(out.mean(1))  # type: ignore[no-any-return]
+
+
+class MaskInABuffer(Example):
+    """`nn.TransformerEncoder` with `mask=self.mask`, a buffer, of bools or floats"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(4, CLASSES)
+        self.register_buffer("mask", torch.ones(2, 2).triu(1).bool())
+        self.register_buffer("added", torch.full((2, 2), -math.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(x.view(len(x), 2, 4), mask=self.mask)
+        return self.head(self.encoder(x, mask=self.added).mean(1))  # type: ignore[no-any-return]
+
+
+class AskedOfWhatIsFrozen(Example):
+    """A condition on a parameter that nobody trains: `if self.scale > 1`"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x) * self.scale if self.scale > 1 else self.net(x)
+
+    def configure_optimizers(self) -> Any:
+        return optimizer(self.net.parameters())
 
 
 class PaddedEncoder(Example):
