@@ -67,6 +67,32 @@ class Happens(pl.Callback):
             os.kill(os.getpid(), signal.SIGKILL if self.what == "killed" else signal.SIGSTOP)
 
 
+CHANGES = ("freezes", "freezes_one", "slows", "scales")
+
+
+class Changed(Net):
+    """From the fifth batch on something is another one on the ranks, of the same size or not."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 4))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step != 4:
+            return
+        second = self.global_rank == 1
+        optimizer = self.trainer.optimizers[0]
+        if self.what == "freezes":
+            self.net[2 if second else 0].weight.requires_grad_(False)
+        elif self.what == "freezes_one" and second:
+            self.net[0].requires_grad_(False)
+        elif self.what == "slows" and second:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        elif self.what == "scales" and second:
+            self.net[0].weight.data.mul_(1.1)
+
+
 class Shorter(Net):
     """With fewer batches on other ranks than the first."""
 
@@ -263,6 +289,8 @@ def main() -> None:
         options["accumulate_grad_batches"] = 2
     made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates}
     module = made[what]() if what in made else Net(rank if what == "differs" else None)
+    if what in CHANGES:
+        module = Changed(what)
     if what == "unbiased" and own == rank:
         module.net[0].bias = None
     trainer, _ = fitted(folder, module, **options)

@@ -188,6 +188,25 @@ def test_another_step_on_one_process_is_an_error_on_all_that_names_both_lines(
 @pytest.mark.parametrize(
     ("what", "said"),
     [
+        ("freezes", "rank 0: averages the gradient of net.2.weight"),
+        ("slows", "rank 1: optimizers[0].param_groups[0]['lr'] is"),
+        ("scales", "self.net.0.weight is another one on rank 1 than on rank 0"),
+        pytest.param("freezes_one", "averages the gradient of net.0", marks=pytest.mark.long),
+    ],
+)
+def test_what_one_process_changes_in_the_middle_of_a_run_ends_it_with_its_name(
+    what: str, said: str, tmp_path: Path
+) -> None:
+    status, printed = run_script(what, 1, tmp_path)
+    assert status != 0
+    assert "fulgurite.errors.GraphsDiffer" in printed
+    assert said in printed
+    assert not list(tmp_path.glob("done*"))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
         ("shorter", "fulgurite.errors.BatchesDiffer: The epoch's data ends on some ranks before"),
         ("uneven", "fulgurite.errors.BatchesDiffer: The validation step takes values of all ranks"),
         (

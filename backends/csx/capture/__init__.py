@@ -44,6 +44,7 @@ from fulgurite.backends.csx.capture.recording import Recording as Recording
 from fulgurite.backends.csx.capture.recording import output_writer as output_writer
 from fulgurite.backends.csx.capture.recording import pass_through_values as pass_through_values
 from fulgurite.backends.csx.capture.recording import result_of as result_of
+from fulgurite.backends.csx.capture.scope import Exchange as Exchange
 from fulgurite.backends.csx.capture.scope import Scope as Scope
 from fulgurite.backends.csx.capture.scope import undo_afterwards as undo_afterwards
 from fulgurite.backends.csx.capture.scope import undo_on_failure as undo_on_failure

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -30,9 +30,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
+from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.scope import Exchange, Scope
 from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
 from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
@@ -310,6 +311,18 @@ class LightningScope(Scope):
         """Have other processes audit their training step after the next, too."""
         strategy: Any = self.strategy
         return self.trains and bool(strategy.ask_for_audit())
+
+    def announcer(self) -> Callable[[Exchange, Tensor | None], None] | None:
+        """The strategy's, of a step that trains."""
+        strategy: Any = self.strategy
+        found: Callable[[Exchange, Tensor | None], None] | None = strategy.announcer()
+        return found if self.trains else None
+
+    def note_audit(self) -> None:
+        """Have weights and optimizer state compared, if all processes look at their next step."""
+        strategy: Any = self.strategy
+        if self.trains:
+            strategy.note_audit()
 
     def compare(self, stage: str, captured: Any) -> None:
         """Verify that other processes have traced the same step."""

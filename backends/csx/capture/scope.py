@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +22,7 @@ from fulgurite.backends.csx.contract import ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, COUNTERS, INDEX, STEPS
+from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.objects import (
     PythonState,
     ReadableState,
@@ -51,6 +52,21 @@ if TYPE_CHECKING:
 def _counters() -> dict[str, Tensor]:
     with torch.inference_mode(False):  # they are written in other modes too
         return {name: torch.zeros((), dtype=torch.int64) for name in COUNTERS}
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What has to be the same in all processes that run a program.
+
+    Args:
+        reduced: the parameters whose gradients become the mean of all, in this order.
+        updated: the parameters that change.
+        numbers: of param groups, that the program takes.
+    """
+
+    reduced: tuple[str, ...]
+    updated: tuple[str, ...]
+    numbers: tuple[NumberSlot, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,6 +160,13 @@ class Scope(ABC):
 
     def compare(self, stage: str, captured: Any) -> None:  # noqa: B027
         """Verify that other processes have traced the same step."""
+
+    def announcer(self) -> Callable[[Exchange, Tensor | None], None] | None:
+        """What tells other processes what a run exchanges with them, and its numbers."""
+        return None
+
+    def note_audit(self) -> None:  # noqa: B027
+        """Tell other processes that the next step is traced again."""
 
     def refresh(self) -> None:  # noqa: B027
         """Look up optimizers and schedulers once more, before the first trace."""

@@ -72,7 +72,7 @@ class Access:
     def container(self) -> dict[str, Any]:
         """The dict that holds the attribute: a buffer may be None."""
         module = self.module
-        held: tuple[dict[str, Any], ...] = module._buffers, module._parameters  # type: ignore[assignment]
+        held: tuple[dict[str, Any], ...] = module._buffers, module._parameters
         return next((one for one in held if self.name in one), vars(module))
 
     def now(self) -> Any:

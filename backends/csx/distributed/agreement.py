@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -17,18 +18,21 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture import CapturedStep, logs_reduced_later
+from fulgurite.backends.csx.capture import CapturedStep, Exchange, logs_reduced_later
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name, written_nodes
+from fulgurite.backends.csx.state import ShardedTensor, optimizer_places
 
 _Lines = list[tuple[str, str]]
 """Of each operation: what it is, and the user's line that it comes from."""
@@ -137,6 +141,78 @@ def refuse_other_ends(batches: list[tuple[int, bool]]) -> NoReturn:
         " (use_distributed_sampler=True) sees to that, a stream of yours by the same number of"
         " rows for each rank, or Trainer(limit_train_batches=N)",
     )
+
+
+def refuse_other_exchanges(exchange: Exchange, numbers: Tensor | None) -> NoReturn:
+    """Say what differs of a step that was another one in some process; all of them call this.
+
+    Raises:
+        GraphsDiffer: with the first parameter or number that does.
+    """
+    values = [] if numbers is None else numbers.tolist()
+    pairs = zip(map(str, exchange.numbers), values, strict=True)
+    reduced = [(f"averages the gradient of {name}", "") for name in exchange.reduced]
+    updated = [(f"updates {name}", "") for name in exchange.updated]
+    _refuse_others("training step", reduced + updated, _REMEDY_OF_FREEZING)
+    _refuse_others(
+        "training step", [(f"{name} is {value:g}", "") for name, value in pairs], _REMEDY_OF_NUMBERS
+    )
+    raise GraphsDiffer(
+        "The training step is another one in some processes.", remedy=_REMEDY_OF_FREEZING
+    )
+
+
+def gradients_differ(rank: int, own: list[str], other: int, others: list[str]) -> GraphsDiffer:
+    """The error of two processes that average the gradients of other parameters."""
+    pairs = itertools.zip_longest(own, others, fillvalue="nothing")
+    first, second = next((a, b) for a, b in pairs if a != b)
+    return GraphsDiffer(
+        f"The training step is another one on rank {other} than on rank {rank}.\n"
+        f"  rank {rank}: averages the gradient of {first}\n"
+        f"  rank {other}: averages the gradient of {second}",
+        remedy=_REMEDY_OF_FREEZING,
+    )
+
+
+_REMEDY_OF_FREEZING = (
+    "freeze, unfreeze and add parameters on all processes alike, at the same step: no condition on"
+    " self.global_rank, or on a value that each process has of its own"
+)
+_REMEDY_OF_NUMBERS = (
+    "set it on all processes alike; where it follows from a value that each has of its own, from"
+    " what all have: self.all_gather(value).mean()"
+)
+APART = 1e-4
+"""Relative: sums of the magnitudes of a tensor's elements, by which two are told apart. Processors
+of several kinds may round differently."""
+
+
+@torch.no_grad()
+def refuse_other_states(module: nn.Module, optimizers: list[Optimizer]) -> None:
+    """See that weights and optimizer state are the same in all processes; all of them call this.
+
+    Raises:
+        GraphsDiffer: they are not, with the first tensor that is another one.
+    """
+    names = {id(p): f"self.{name}" for name, p in module.named_parameters()}
+    held = {name: p for p, name in zip(module.parameters(), names.values(), strict=True)}
+    owners = {f"optimizers[{i}]": one for i, one in enumerate(optimizers)}
+    held |= {place.name: place.get() for place in optimizer_places(owners, names)}
+    sums = [
+        (name, float(tensor.abs().sum(dtype=torch.float64)))
+        for name, tensor in held.items()
+        if isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor)
+    ]
+    first, *others = gathered(sums)
+    for rank, found in enumerate(others, start=1):
+        for (name, one), (other, two) in itertools.zip_longest(first, found, fillvalue=("", 0.0)):
+            if name != other or (not math.isclose(one, two, rel_tol=APART) and not one != one):
+                raise GraphsDiffer(
+                    f"{name or other} is another one on rank {rank} than on rank 0: the magnitudes"
+                    f" of its elements sum up to {two:g}, and to {one:g} there.",
+                    remedy="change weights and optimizer state on all processes alike: a hook that"
+                    " does so has no condition on self.global_rank",
+                )
 
 
 def refuse_other_batches(stage: str, batches: list[list[float]]) -> None:

@@ -7,8 +7,10 @@ run, and whether the next step is audited.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,14 +19,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import CapturedStep, begin_mean
-from fulgurite.backends.csx.distributed.agreement import gathered, refuse_other_ends
+from fulgurite.backends.csx.capture import CapturedStep, Exchange, begin_mean
+from fulgurite.backends.csx.distributed.agreement import (
+    gathered,
+    gradients_differ,
+    refuse_other_ends,
+    refuse_other_exchanges,
+    refuse_other_states,
+)
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
 from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.backends.csx.state import Gradients, ShardedTensor
 from fulgurite.backends.step_context import step_context
+
+_EXCHANGE = "exchange"  # what a process has left in the store
 
 
 class Consensus:
@@ -33,15 +44,19 @@ class Consensus:
     Args:
         strategy: asks all processes.
         trainer: whose run it is.
+        heartbeats: reach the others where a collective fails.
 
     Attributes:
         begun: how many steps this process has begun.
     """
 
-    def __init__(self, strategy: StaticGraph, trainer: pl.Trainer) -> None:
+    def __init__(self, strategy: StaticGraph, trainer: pl.Trainer, heartbeats: Heartbeats) -> None:
         self._votes = Votes(dist.get_world_size(), strategy.reduce_boolean_decision)
         self._votes.say(Vote.FIRST, dist.get_rank() == 0)
         self._strategy, self._trainer, self.begun = strategy, trainer, 0
+        self._exchange: Exchange | None = None  # of the step that runs, and its numbers
+        self._numbers: Tensor | None = None
+        self._heartbeats, self._told = heartbeats, set[int]()  # the identity of what was told
         self._is_one = False  # whether refused code has left no traces
         # Lightning's handlers send messages, or save, in the middle of a step of each process: here
         # a signal is noted, goes out with the next step, and is acted on at the same one by all
@@ -81,9 +96,38 @@ class Consensus:
         if shares is not None:
             calls.append(VotesCall(votes, shares, self._hear))
 
+    def announce(self, exchange: Exchange, numbers: Tensor | None) -> None:
+        """Say what the next step exchanges with the other processes, and with which numbers."""
+        if exchange is not self._exchange or numbers is not self._numbers:
+            self._exchange, self._numbers = exchange, numbers
+            if id(exchange) not in self._told:  # its collective may fail where sizes differ
+                self._told.add(id(exchange))
+                self._heartbeats.tell(_EXCHANGE, json.dumps([self.begun, *exchange.reduced]))
+            values = b"" if numbers is None else numbers.numpy().tobytes()
+            said = repr((exchange.reduced, exchange.updated)).encode()
+            self._votes.say_digest(zlib.crc32(values, zlib.crc32(said)))
+
+    def refuse_other_sizes(self) -> None:
+        """Raise if a collective failed since another process took part in another one.
+
+        Raises:
+            GraphsDiffer: it has begun to exchange other gradients with this step, or this one has.
+        """
+        if self._exchange is not None:
+            own = list(self._exchange.reduced)
+            for rank, value in self._heartbeats.told(_EXCHANGE).items():
+                since, *others = json.loads(value)
+                if others != own and since <= self.begun:
+                    raise gradients_differ(dist.get_rank(), own, rank, others)
+
+    def note_audit(self) -> None:
+        """This process traces the next step again."""
+        self._votes.say(Vote.LOOKS, True)
+
     def begin_step(self) -> None:
         """Say what this process has to say with the next step."""
         self.begun += 1
+        self._votes.say(Vote.LOOKS, False)
         is_last = self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         self._votes.say(Vote.LAST, is_last)
         self._votes.say(Vote.STOPS, self._signals.received_sigterm)
@@ -107,6 +151,12 @@ class Consensus:
 
     def _hear(self) -> None:
         votes = self._votes
+        if votes.differ:
+            self._strategy.fabric.torn = True  # the step was wrong: no checkpoint is to hold it
+            assert self._exchange is not None
+            refuse_other_exchanges(self._exchange, self._numbers)
+        if votes.all_say(Vote.LOOKS):
+            refuse_other_states(self._trainer.lightning_module, self._strategy.optimizers)
         if votes.some_say(Vote.REQUEUES):  # in every step from then on: the first of them counts
             self._requeues = self._requeues is None
         if votes.some_say(Vote.STOPS):

@@ -62,16 +62,22 @@ class Heartbeats:
         if not has_said:
             self._publish(f"done/{self._rank}", str(self._steps()))
 
+    def tell(self, key: str, value: str) -> None:
+        """Leave a value for the others, in the place of one before."""
+        self._store.set(f"{key}/{self._rank}", value)
+
+    def told(self, key: str) -> dict[int, str]:
+        """What the others have left under a key, by their ranks."""
+        found = {rank: self._get(f"{key}/{rank}") for rank in self._seen}
+        return {rank: value.decode() for rank, value in found.items() if value is not None}
+
     def publish_end(self, error: BaseException) -> str | None:
         """This process ends by an error: tell the others why; or get why one of them did first.
 
         A collective fails some seconds before the heartbeats of who is gone are overdue, and says
         nothing of the cause: so what it raises waits for them.
         """
-        of_others = isinstance(error, RuntimeError) and any(
-            sign in str(error).lower() for sign in _SIGNS
-        )
-        first = self._why_others_ended(_STALE_S + 2 * EVERY_S) if of_others else None
+        first = self._why_others_ended(_STALE_S + 2 * EVERY_S) if is_of_others(error) else None
         if first is None:
             text = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
             self._publish("end", f"rank {self._rank} ended: {text}")
@@ -157,6 +163,11 @@ class Heartbeats:
         self._end()
         sys.stdout.flush()
         os._exit(1)  # sys.exit would end this thread alone: the main one waits in C++
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether a collective raised it, as when another process is gone."""
+    return isinstance(error, RuntimeError) and any(one in str(error).lower() for one in _SIGNS)
 
 
 def _first_line(error: BaseException) -> str:

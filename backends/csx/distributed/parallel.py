@@ -9,7 +9,7 @@ gathers are collectives of its graph too; outside of steps they are messages of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import CapturedStep
+from fulgurite.backends.csx.capture import CapturedStep, Exchange
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     OtherRankEnded,
@@ -39,7 +39,7 @@ from fulgurite.backends.csx.distributed.agreement import (
 )
 from fulgurite.backends.csx.distributed.building import BuildsParts
 from fulgurite.backends.csx.distributed.consensus import Consensus
-from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, is_of_others
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
 from fulgurite.backends.csx.distributed.reduction import (
     ChangedBuffers,
@@ -185,7 +185,12 @@ class CSXParallelStrategy(CollectiveStrategy):
     def reporting_errors(self) -> Iterator[None]:
         """Tell the others at once, before callbacks hear of it, which may ask them something."""
         try:
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                if is_of_others(error) and self.consensus is not None:
+                    self.consensus.refuse_other_sizes()
+                raise
         except Exception as error:  # a signal ends all of them alike
             if (first := self._end(error)) is None:
                 raise
@@ -225,7 +230,8 @@ class CSXParallelStrategy(CollectiveStrategy):
                 remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
                 " traced; fit() in a function that does not name .grad; or execution='pipeline'",
             )
-        self.consensus = Consensus(self, trainer)
+        assert self._heartbeats is not None
+        self.consensus = Consensus(self, trainer, self._heartbeats)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -263,6 +269,15 @@ class CSXParallelStrategy(CollectiveStrategy):
     def ask_for_audit(self) -> bool:
         """Have all processes audit the training's step after the next."""
         return self.consensus is not None and self.consensus.ask_for_audit()
+
+    def announcer(self) -> Callable[[Exchange, Tensor | None], None] | None:
+        """What tells the others what a step exchanges with them."""
+        return None if self.consensus is None else self.consensus.announce
+
+    def note_audit(self) -> None:
+        """Have all compare weights and optimizer state after this step, if all trace it again."""
+        if self.consensus is not None:
+            self.consensus.note_audit()
 
     def all_stop(self) -> bool:
         """Whether all processes know of a signal that one of them got."""

@@ -27,6 +27,12 @@ class Vote(IntEnum):
     WRONG = 5  # compiled code gave wrong numbers here
     REQUEUES = 6  # a cluster's signal came: the job is saved, and begins again elsewhere
     FIRST = 7  # this is rank 0, whose buffers all take over
+    LOOKS = 8  # the step is traced again: afterwards weights and optimizer state are compared
+
+
+_DIGITS = 4
+"""Of the digest that each process says too: numbers below 256, and their squares. Where these are
+the same in all processes, the mean of the squares is the square of the mean."""
 
 
 class Votes:
@@ -42,17 +48,19 @@ class Votes:
         refused: whether one of them must not, so that nobody does any more.
         meets: whether all of them are about to load the same program.
         are_counted: whether a step was done that took votes along.
+        differ: whether the processes had different digests at the last step.
     """
 
     def __init__(self, count: int, everyone: Callable[[bool], bool]) -> None:
         with torch.inference_mode(False):  # programs read it in other modes too
-            self.ballot = torch.zeros(len(Vote))
+            self.ballot = torch.zeros(len(Vote) + 2 * _DIGITS)
         self._count, self._everyone = count, everyone
         self._said = [False] * len(Vote)
         self._shares = [0.0] * len(Vote)  # of the processes that said so
         self._waiting: list[Callable[[], bool]] = []
         self._refuse: list[Callable[[], None]] = []
-        self.compiled = self.refused = self.meets = self.are_counted = False
+        self.compiled = self.refused = self.meets = self.are_counted = self.differ = False
+        self._digest = 0
 
     def say(self, vote: Vote, yes: bool) -> None:
         """Say something from now on."""
@@ -60,9 +68,20 @@ class Votes:
             self._said[vote] = yes
             self.ballot[vote] = float(yes)
 
+    def say_digest(self, digest: int) -> None:
+        """Say what a step depends on that has to be the same in all processes: 32 bits of it."""
+        if digest != self._digest:
+            self._digest = digest
+            digits = torch.tensor([digest >> 8 * i & 255 for i in range(_DIGITS)])
+            self.ballot[len(Vote) :] = torch.cat([digits, digits * digits])
+
     def hear(self, shares: Tensor) -> None:
         """A step was done: this is the share of the processes that said each."""
         self._shares, self.are_counted = shares.tolist(), True
+        digits = self._shares[len(Vote) :]
+        pairs = zip(digits[:_DIGITS], digits[_DIGITS:], strict=True)
+        # means of float32: of equal digits a hundredth apart at most
+        self.differ = any(square - mean * mean > 0.1 * (1 / self._count) for mean, square in pairs)
         self.compiled = self.compiled or (self.all_say(Vote.READY) and not self.refused)
         if self.some_say(Vote.REFUSES) and not self.refused:
             self.refused, self.compiled = True, False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fulgurite.backends.checkpoints.plugin import files_of, install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
     CapturedStep,
+    Exchange,
     LightningScope,
     hooks_between_steps,
     reads_gradients,
@@ -95,6 +96,13 @@ class OneProcess:
     def ask_for_audit(self) -> bool:
         """Have all processes audit the training's step after the next; False: it is up to each."""
         return False
+
+    def announcer(self) -> Callable[[Exchange, torch.Tensor | None], None] | None:
+        """What tells other processes what a training step exchanges with them; None: nobody."""
+        return None
+
+    def note_audit(self) -> None:
+        """Tell other processes that the training's next step is traced again."""
 
     def all_stop(self) -> bool:
         """Whether a signal that ends the run ends it now, in all processes."""

@@ -201,6 +201,7 @@ class Audits:
             return  # a step that makes state runs in its place
         if executable in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
             began = perf_counter()
+            self._scope.note_audit()
             if executable not in self._given_up:
                 self._look(executable, functools.partial(Trace, self._scope, run, batch), step)
             self._new.pop(executable, None)

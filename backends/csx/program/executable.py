@@ -12,6 +12,7 @@ from fulgurite.backends.csx.capture import (
     Accumulator,
     CapturedStep,
     ClosureCall,
+    Exchange,
     LogCall,
     Outputs,
     Scope,
@@ -22,7 +23,7 @@ from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.costs.stock import Counts
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
-from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.graph.graph import Kind, Role
 from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.program.speed import Speed
@@ -75,7 +76,10 @@ class Executable:
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
         self._gradients = held_gradients(graph, sources.gradients)
         self.unseen = UnseenGradients(graph, sources.gradients)
-        self._handover = sources.gradients
+        self._handover, self._announce = sources.gradients, scope.announcer()
+        self._exchange = Exchange(
+            tuple(sources.gradients.reduced), _updated(captured), sources.numbers
+        )
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
@@ -146,6 +150,8 @@ class Executable:
             passed: what the step only passes on.
         """
         self._handover.begin()
+        if self._announce is not None:
+            self._announce(self._exchange, vector)
         gradients = [] if self._gradients is None else self._gradients.before()
         inputs = self._resident(vector, gradients)
         if self.written:
@@ -198,6 +204,13 @@ class Executable:
                     " shares its memory.",
                     remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
                 )
+
+
+def _updated(captured: CapturedStep) -> tuple[str, ...]:
+    """The names of the parameters that a step changes."""
+    written = captured.graph.written()
+    inputs = enumerate(captured.graph.inputs)
+    return tuple(one.name for i, one in inputs if i in written and one.role is Role.PARAMETER)
 
 
 def _written(captured: CapturedStep, changed: Set[int]) -> list[Place]:

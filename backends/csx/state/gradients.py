@@ -120,6 +120,7 @@ class GradientHandover:
     tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
     fresh: set[str] = field(default_factory=set)  # in a tensor of their own
+    reduced: list[str] = field(default_factory=list)  # which several processes make their mean
 
     def begin(self) -> None:
         """A step begins: clear the gradients that are another window's."""
@@ -205,6 +206,7 @@ class Gradients:
             if reduce is not None:
                 reduce(p)
             if self.arrived is not None:
+                self.handover.reduced.append(name)
                 self.arrived(p)
 
         if name is not None and parameter.requires_grad:
