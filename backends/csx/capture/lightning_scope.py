@@ -75,7 +75,8 @@ def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
         return True
     if not _READERS.isdisjoint(_names_of_callers()):
         return True
-    return not _READERS.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
+    names = _READERS | {"backward", "manual_backward"}  # which adds to what is there
+    return not names.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
 
 
 def hooks_between_steps(trainer: Any, module: pl.LightningModule) -> frozenset[str]:
@@ -414,17 +415,22 @@ def step_clears(trainer: pl.Trainer, optimizer: Optimizer, begins: bool) -> bool
         begins: whether a window of accumulation begins with the step.
     """
     trace, module = step_context.get().trace, trainer.lightning_module
-    if trace is None or trainer.accumulate_grad_batches == 1:
+    if trace is None:
         return True
     own = type(module).optimizer_zero_grad  # of the class: while it is traced it has another
     has_hooks = own is not pl.LightningModule.optimizer_zero_grad
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for owner, base in [(module, pl.LightningModule), *((one, pl.Callback) for one in callbacks)]:
         has_hooks = has_hooks or overrides(owner, "on_before_zero_grad", base)
+    gradients = trace.inputs.gradients
+    if has_hooks:
+        gradients.note_clearing()
+    if trainer.accumulate_grad_batches == 1:
+        return True
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     # a trace that is compared with another may be of any step of a window
     first = begins and trace.host.first is None
-    if clears := bool(trace.inputs.gradients.begin_window(parameters, first, has_hooks)):
+    if clears := bool(gradients.begin_window(parameters, first, has_hooks)):
         trace.note_answer(BEGINS, begins)  # a program for the steps that begin one
     return clears
 

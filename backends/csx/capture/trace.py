@@ -267,7 +267,7 @@ class Trace:
             # what follows is ours, and brings results to their places: comparisons tell it apart
             last = last_node(graph)
             with torch.no_grad():
-                inputs.gradients.keep(asks_run=bool(self.run_guards))
+                inputs.gradients.keep(bool(self.run_guards), inputs.memory)
                 collected, tensors = collect(inputs, self.host, observers, result, calls, reset_ids)
         self.result = TraceResult(collected, last, False, [])
         return tensors

@@ -12,7 +12,6 @@ step that reads a buffer so and writes it too is refused, on the line that reads
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -30,11 +29,10 @@ from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.op_schema import (
-    is_alias,
     is_mutable,
     is_random,
     is_uninitialized,
-    written_nodes,
+    is_written,
 )
 from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state import brief, dotted_name, owner_of
@@ -318,22 +316,3 @@ def _is_input(node: fx.Node) -> bool:
     if node.target in DETACHING:
         node = node.all_input_nodes[0]
     return node.op == "placeholder"
-
-
-def is_written(node: fx.Node, but_by: fx.Node | None = None) -> bool:
-    """Whether an operation of the graph so far changes a tensor, or a view of it, in place.
-
-    Others than ``but_by``, if that is given, whose result is the tensor after it.
-    """
-    others = [user for user in node.users if user is not but_by]
-    return any(node in written_nodes(user) for user in others) or any(
-        is_written(user) for user in _views(others)
-    )
-
-
-def _views(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    for node in nodes:
-        target: Any = node.target
-        has_schema = isinstance(target, torch._ops.OpOverload)
-        if target is operator.getitem or (has_schema and is_alias(target)):
-            yield node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,3 +98,22 @@ def arguments_read(node: fx.Node) -> tuple[Any, ...]:
     if node.target is torch.ops.aten.native_batch_norm.default and node.args[5] is False:
         return (*node.args[:6], 0.0, *node.args[7:])
     return node.args
+
+
+def is_written(node: fx.Node, but_by: fx.Node | None = None) -> bool:
+    """Whether an operation of the graph so far changes a tensor, or a view of it, in place.
+
+    Others than ``but_by``, if that is given, whose result is the tensor after it.
+    """
+    others = [user for user in node.users if user is not but_by]
+    return any(node in written_nodes(user) for user in others) or any(
+        is_written(user) for user in _views(others)
+    )
+
+
+def _views(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    for node in nodes:
+        target: Any = node.target
+        has_schema = isinstance(target, torch._ops.OpOverload)
+        if target is operator.getitem or (has_schema and is_alias(target)):
+            yield node

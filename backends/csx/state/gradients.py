@@ -20,18 +20,19 @@ nobody reads again are not worth writing down. ``kept_gradients`` says where the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
-from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
+from fulgurite.backends.csx.graph.op_schema import is_written
 from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state.fake_swap import on_gradient, same_to_graph
 from fulgurite.backends.csx.state.sharded import ShardedTensor
@@ -191,7 +192,10 @@ class Gradients:
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
         self._none_now: set[str] = set()  # they were, and somebody has looked
-        self._looks = True
+        self._in_place: set[str] = set()  # changed where they were found
+        self._looks, self._clears_itself = True, False
+        self._versions: dict[str, int] = {}  # of the inputs, which a backward pass adds to
+        self._found: dict[str, fx.Node] = {}  # their nodes
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -218,6 +222,8 @@ class Gradients:
         with DisableTorchFunction():  # these are no calls of the step
             for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
                 self._inputs[name] = p.grad = same_to_graph(gradient, nodes)
+                self._versions[name] = self._inputs[name]._version
+                self._found[name] = nodes[gradient]
 
     def look(self, parameter: Tensor) -> None:
         """Code is about to read ``parameter.grad``: it gets None where there is none."""
@@ -225,7 +231,9 @@ class Gradients:
         if name is None or not self._looks or name in self._reached or name not in self._inputs:
             return
         with DisableTorchFunction():
-            if parameter.grad is self._inputs[name]:
+            # a hook of the user's may come before ``watch``'s
+            own, version = self._inputs[name], self._versions[name]
+            if parameter.grad is own and own._version == version:
                 self.handover.none_matters.add(name)
                 if name in self.handover.was_none:
                     self._none_now.add(name)
@@ -261,6 +269,10 @@ class Gradients:
             self.handover.was_none |= names
         return False
 
+    def note_clearing(self) -> None:
+        """The user's code says which steps clear gradients: programs of others find them."""
+        self._clears_itself = True
+
     @contextlib.contextmanager
     def noting_steps(self, automatic: bool) -> Iterator[None]:
         """Note which optimizers step, and whose gradients they use."""
@@ -277,19 +289,25 @@ class Gradients:
         finally:
             handle.remove()
 
-    def keep(self, asks_run: bool) -> None:
+    def keep(self, asks_run: bool, memory: Collection[int]) -> None:
         """Write each final gradient into its input; inputs that nobody reads are pruned later.
 
         Args:
             asks_run: the step asks for counters of the run: programs take turns by hand, and each
                 needs the gradients of all.
+            memory: the identity of that of the graph's inputs.
+
+        Raises:
+            UnsupportedState: one is another tensor of the state's, to which the next step adds.
         """
         known, left = self.handover, self.handover.tensor_after
         in_parts = any(id(p) in self.sharded for p in self.parameters.values())
         by_hand = known.scope.trains and not known.scope.backward_is_lightnings
-        known.all_kept |= asks_run and by_hand and not known.on_host and not in_parts
+        in_turns = asks_run and (by_hand or self._clears_itself)
+        known.all_kept |= in_turns and not known.on_host and not in_parts
         if not (by_hand or known.on_host):
             known.unused.clear()  # else they are for another program
+        taken = set(memory)
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
             seen = known.on_host or known.all_kept or name in known.none_matters | known.unused
@@ -303,10 +321,14 @@ class Gradients:
             elif p.grad is not gradient:
                 known.fresh.add(name)
                 left[name] = True
+                if self._nodes[gradient].users and storage_of(p.grad) in taken:
+                    raise _shared(name)
+                taken.add(storage_of(p.grad))
                 if matters:
                     gradient.copy_(p.grad)
-            elif name in self._reached:
+            elif self._nodes[gradient] is not self._found[name] or is_written(self._found[name]):
                 left[name] = True
+                self._in_place.add(name)
             p.grad = None
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
 
@@ -314,7 +336,8 @@ class Gradients:
         """A trace's inputs, with what was learned of the gradients among them."""
         known, names = self.handover, list(self.parameters)
         there = {name for name, is_tensor in known.tensor_after.items() if is_tensor}
-        kept = known.unused | (there if known.all_kept else there & known.none_matters)
+        kept = known.unused | self._in_place
+        kept |= there if known.all_kept else there & known.none_matters
         stay_none = set[str]()
         if known.on_host or known.shown:
             stay_none = {name for name in known.was_none if known.tensor_after.get(name) is False}
@@ -325,6 +348,15 @@ class Gradients:
             return replace(item, kept=name in kept, zero=name in stay_none)
 
         return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]
+
+
+def _shared(name: str) -> UnsupportedState:
+    return UnsupportedState(
+        f"{name}.grad is another tensor of the step's state when it ends, or another parameter's"
+        " gradient: what the next step adds to the one would change the other.",
+        named=frozenset({"grad"}),
+        remedy="p.grad = tensor.clone(); or zero_grad() before the backward pass",
+    )
 
 
 def unseen_clearing() -> Iterator[Patch]:

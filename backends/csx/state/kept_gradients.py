@@ -281,6 +281,7 @@ class UnseenGradients:
         self._cleared = frozenset(after) - self._made
         seen = held if handover.shown else set[str]()
         self._lost, self._gone = self._made - held, self._cleared - seen
+        self._elsewhere = self._cleared - held  # in buffers that other programs have
         self._dropped = {
             name: DroppedGradient(handover.parameters[name], name) for name in self._made - seen
         }
@@ -295,6 +296,8 @@ class UnseenGradients:
             lost = (stage.lost - self._made | self._lost) - self._cleared
             after = self._results[before] = (there, lost)
         if after != before:
+            if not self._elsewhere.isdisjoint(stage.there):
+                stage.clear(self._elsewhere)
             stage.there, stage.lost = after
             self.is_shown = False
         if self.is_shown:

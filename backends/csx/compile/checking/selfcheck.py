@@ -40,7 +40,7 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.programs.compiler_log import in_a_line
 from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.graph import Graph, Input
 from fulgurite.backends.csx.streaming.residency import residency
 
 _LATEST = 8  # steps, of which the last is compared again whatever state has not changed
@@ -151,9 +151,8 @@ class SelfCheck:
 
         The ``first`` run's results have to be what they were after that.
         """
-        kinds = [item.kind for item in self._graph.inputs]
         # state is zero at its birth, and code that ignores it is right in the first step
-        inputs = [*map(_moved, start.inputs, kinds)]
+        inputs = [*map(_moved, start.inputs, self._graph.inputs)]
         moved, results = Start(inputs, start.random_state), [*map(torch.clone, first.outputs)]
         try:
             right = self._compared.run(self._reference, moved)
@@ -243,10 +242,10 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def _moved(x: Tensor, kind: Kind) -> Tensor:
+def _moved(x: Tensor, item: Input) -> Tensor:
     """An input with other numbers; of one in a file another one in a file."""
     residency.use(x)
-    moved = moved_away(x, kind)
+    moved = x if item.zero else moved_away(x, item.kind)
     if moved is x or not residency.is_in_file(x):
         return moved
     made = residency.like(x)
