@@ -17,7 +17,7 @@ from harness import assert_same_run, both, csx, fit
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.errors import GradientNotKept, StateChanged
+from fulgurite.errors import GradientNotKept, StateChanged, UnsupportedState
 
 
 class Net(pl.LightningModule):
@@ -234,3 +234,144 @@ def test_a_function_begins_with_none_as_its_loop_does() -> None:
         net.zero_grad()
         losses.append([float(run(*batch)) for batch in Batches(count=4)])
     assert losses[0] == pytest.approx(losses[1])
+
+
+class TwoHeads(pl.LightningModule):
+    """Each batch reaches one of two layers; subclasses clear gradients in ways of their own."""
+
+    by_hand = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+        self.automatic_optimization = not self.by_hand
+
+    def loss(self, batch: Any, batch_idx: int) -> Tensor:
+        head = self.c if batch_idx % 2 else self.b
+        return (head(self.a(batch[0]).tanh()) - batch[1]).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class ClearsTheOther(TwoHeads):
+    """In the step, whose program does not reach it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        (self.b if batch_idx % 2 else self.c).zero_grad()
+        return self.loss(batch, batch_idx)
+
+    def optimizer_zero_grad(self, *args: Any) -> None:
+        pass
+
+
+class ClearsTheOtherInAHook(TwoHeads):
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        (self.b if batch_idx % 2 else self.c).zero_grad()
+
+
+class ClearsAfterTheStep(TwoHeads):
+    def optimizer_step(self, epoch: Any, index: Any, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure)
+        if index % 2:
+            for p in self.parameters():
+                p.grad = None
+
+
+class ClearsEverySecond(TwoHeads):
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+
+
+class ClearsToZero(TwoHeads):
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+
+class ClearsToZeroSeen(ClearsToZero):
+    def on_train_batch_end(self, *args: Any) -> None:
+        none = torch.tensor(-1.0)
+        for name, p in self.named_parameters():
+            self.log(name, none if p.grad is None else p.grad.norm())
+
+
+class ComputesOnTheHost(TwoHeads):
+    """Adds to a window, for a layer that no step reaches, too."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx % 2:
+            self.loss(batch, 0).backward()
+
+
+class InBackward(TwoHeads):
+    """An optimizer for each parameter, which steps as soon as its gradient is there."""
+
+    by_hand = True
+
+    def configure_optimizers(self) -> Any:
+        self.held = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in self.parameters()}
+
+        def step(p: Any) -> None:
+            self.held[p].step()
+            self.held[p].zero_grad()
+
+        for p in self.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        return list(self.held.values())
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch, batch_idx))
+
+
+CLEARING = [
+    *(ClearsTheOther, ClearsTheOtherInAHook, ClearsAfterTheStep, ClearsEverySecond, ClearsToZero),
+    *(ClearsToZeroSeen, ComputesOnTheHost, InBackward),
+]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("make", CLEARING)
+def test_whatever_clears_them_and_whenever(make: type[TwoHeads]) -> None:
+    window = {"accumulate_grad_batches": 2} if make is ComputesOnTheHost else {}
+    assert_same_run(*both(make, lambda: (Batches(count=6),), fresh=True, **window))
+
+
+@pytest.mark.fits
+def test_a_gradient_that_is_a_buffer_is_refused_where_more_is_added_to_it() -> None:
+    class Averaged(TwoHeads):
+        by_hand = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ema", torch.zeros(4, 6))
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(self.loss(batch, 0))
+            self.ema.lerp_(self.a.weight.grad, 0.5)
+            self.a.weight.grad = self.ema
+            self.optimizers().step()
+
+    with pytest.raises(UnsupportedState, match=r"a\.weight\.grad is another tensor of the step's"):
+        fit(Averaged, lambda: (Batches(),), static=True)
+
+
+@pytest.mark.compiler
+def test_compiled_a_loop_that_clears_at_the_end_is_not_called_wrong() -> None:
+    csx("default")
+    net = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @fulgurite.trace
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for batch in Batches(count=4):  # a MiscompiledWarning is an error here
+        step(*batch)

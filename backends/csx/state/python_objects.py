@@ -135,7 +135,9 @@ def filled_cells(function: FunctionType) -> Iterator[tuple[str, CellType, Any]]:
 def child_name(owner: str, step: PathStep) -> str:
     """What messages call what is in something, by what they call that."""
     is_item, key = step
-    return f"{owner}[{key!r}]" if is_item else f"{owner}.{key}"
+    if not is_item:
+        return f"{owner}.{key}"
+    return f"{owner}[{brief(key) if isinstance(key, Tensor) else repr(key)}]"  # a fake has no repr
 
 
 # -- and putting it back ---------------------------------------------------------------------------
