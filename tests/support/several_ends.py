@@ -93,6 +93,20 @@ class Changed(Net):
             self.net[0].weight.data.mul_(1.1)
 
 
+class Halts(Net):
+    """One rank ends its epoch in the middle, and validates, while the other trains on."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        if self.trainer.global_step == 4 and self.global_rank == 1:
+            self.trainer.should_stop = True
+
+    def val_dataloader(self) -> Any:
+        return loader(64)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
+
 class Shorter(Net):
     """With fewer batches on other ranks than the first."""
 
@@ -287,7 +301,7 @@ def main() -> None:
     own = int(os.environ.get("LOCAL_RANK", "0"))
     if what == "other" and own == rank:
         options["accumulate_grad_batches"] = 2
-    made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates}
+    made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates, "halts": Halts}
     module = made[what]() if what in made else Net(rank if what == "differs" else None)
     if what in CHANGES:
         module = Changed(what)

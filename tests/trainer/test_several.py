@@ -233,6 +233,16 @@ def test_a_run_that_ends_on_one_rank_alone_ends_on_all_with_a_reason(tmp_path: P
     assert "rank 1 has ended its run after 4 steps" in printed
 
 
+@pytest.mark.long
+def test_processes_that_wait_for_each_other_end_and_say_for_what(tmp_path: Path) -> None:
+    status, printed = run_script("halts", 1, tmp_path, seconds=90)
+    assert status != 0
+    assert "waits for all in" in printed  # whichever says it first
+    assert "in training step 5" in printed
+    assert "in the beginning of an evaluation, after 4 training steps" in printed
+    assert "whatever ends an epoch or a run (data, should_stop) has to end it on all" in printed
+
+
 @pytest.mark.compiler
 def test_compiled_code_takes_over_at_one_step_in_all_processes(tmp_path: Path) -> None:
     status, printed = run_script("swaps", 1, tmp_path)

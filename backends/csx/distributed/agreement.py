@@ -29,6 +29,7 @@ from fulgurite.backends.csx.capture import CapturedStep, Exchange, logs_reduced_
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
+from fulgurite.backends.csx.distributed.heartbeats import waiting_for
 from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name, written_nodes
@@ -267,7 +268,8 @@ _AT_THE_END = (
 def gathered(value: Any) -> list[Any]:
     """A value of each process, in the order of their ranks; all of them call this."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
+    with waiting_for("a message of the host"):
+        dist.all_gather_object(found, value)
     return found
 
 

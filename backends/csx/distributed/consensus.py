@@ -27,7 +27,7 @@ from fulgurite.backends.csx.distributed.agreement import (
     refuse_other_exchanges,
     refuse_other_states,
 )
-from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, begin_wait
 from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
@@ -106,6 +106,8 @@ class Consensus:
             values = b"" if numbers is None else numbers.numpy().tobytes()
             said = repr((exchange.reduced, exchange.updated)).encode()
             self._votes.say_digest(zlib.crc32(values, zlib.crc32(said)))
+        if exchange.reduced:
+            begin_wait(f"training step {self.begun}")
 
     def refuse_other_sizes(self) -> None:
         """Raise if a collective failed since another process took part in another one.
@@ -150,6 +152,7 @@ class Consensus:
             self._save_and_requeue(signal.SIGUSR1, None)
 
     def _hear(self) -> None:
+        begin_wait("")
         votes = self._votes
         if votes.differ:
             self._strategy.fabric.torn = True  # the step was wrong: no checkpoint is to hold it

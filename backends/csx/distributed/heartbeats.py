@@ -3,16 +3,17 @@
 Each process counts up in the store where they met, from a thread of its own, so that a long hook of
 the host is no loss of it; and looks whether the others still do. Where one is gone the collectives
 of the others wait for it in C++, where Python ends nothing: so a process that does not end by
-itself is ended.
+itself is ended. So are processes that wait for each other: each says what it waits for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,12 +24,32 @@ EVERY_S = 1.0
 SILENT_S = 15.0
 """How long a process may give no sign of life."""
 _STALE_S = 4 * EVERY_S  # of one that is gone, where a collective already failed
+TOGETHER_S = 20.0
+"""How long processes may wait for different things: longer, and they wait for each other."""
 GRACE_S = 4.0
 """How long a process has to end by itself."""
 _SIGNS = ("gloo", "connection", "peer", "socket", "nccl", "store")
 """Words in what a collective raises when another process is gone."""
 
 _runs = 0
+_waits_for = ""  # what this process does, for which the others have to do the same
+
+
+def begin_wait(what: str) -> None:
+    """This process begins what it can only end together with the others; "": it has ended."""
+    global _waits_for
+    _waits_for = what
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """The block is such a thing, or a part of one that has begun."""
+    before = _waits_for
+    begin_wait(before or what)
+    try:
+        yield
+    finally:
+        begin_wait(before)
 
 
 class Heartbeats:
@@ -49,6 +70,7 @@ class Heartbeats:
         self._store.set_timeout(timedelta(seconds=SILENT_S))
         others = {*range(dist.get_world_size())} - {self._rank}
         self._beats, self._seen = 0, dict.fromkeys(sorted(others), (b"", time.monotonic()))
+        self._waits: dict[int, tuple[str, float]] = {}  # for what each does, and since when
         self._reason: str | None = None  # why another process ended
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
@@ -101,12 +123,32 @@ class Heartbeats:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._store.set(f"beat/{self._rank}", str(self._beats))
+        self._store.set(f"beat/{self._rank}", f"{self._beats} {_waits_for}")
+        self._note_wait(self._rank, _waits_for)
         # by this machine's clock alone: those of several are not the same
         for rank, (known, _) in self._seen.items():
             beat = self._get(f"beat/{rank}")
             if beat is not None and beat != known:
                 self._seen[rank] = beat, time.monotonic()
+                self._note_wait(rank, beat.decode().partition(" ")[2])
+
+    def _note_wait(self, rank: int, what: str) -> None:
+        if self._waits.get(rank, ("", 0.0))[0] != what:
+            self._waits[rank] = what, time.monotonic()
+
+    def _why_for_ever(self) -> str | None:
+        """Which processes wait for each other."""
+        long = time.monotonic() - TOGETHER_S
+        waits = {rank: what for rank, (what, since) in self._waits.items() if what and since < long}
+        own = waits.get(self._rank, "")
+        for rank, what in sorted(waits.items()):
+            if own and what != own:
+                return (
+                    f"rank {rank} waits for all in {what}, and rank {self._rank} in {own}: whatever"
+                    " ends an epoch or a run (data, should_stop) has to end it on all ranks, and"
+                    " each has to log, save and validate what the others do"
+                )
+        return None
 
     def _why(self, silent_s: float) -> str | None:
         """Why the run is over, as far as is known of the others."""
@@ -129,7 +171,7 @@ class Heartbeats:
                     f"rank {rank} gave no sign of life {since}: it was killed or stopped, or it is"
                     " cut off"
                 )
-        return None
+        return self._why_for_ever()
 
     def _why_others_ended(self, wait_s: float) -> str | None:
         until = time.monotonic() + wait_s

@@ -39,7 +39,7 @@ from fulgurite.backends.csx.distributed.agreement import (
 )
 from fulgurite.backends.csx.distributed.building import BuildsParts
 from fulgurite.backends.csx.distributed.consensus import Consensus
-from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, is_of_others
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, is_of_others, waiting_for
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
 from fulgurite.backends.csx.distributed.reduction import (
     ChangedBuffers,
@@ -64,7 +64,8 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """A tensor of all processes, reduced; in a traced step an operation of its program."""
         if step_context.get().trace is None or not isinstance(tensor, Tensor):
-            return super().reduce(tensor, group, reduce_op)
+            with waiting_for("a message of the host"):
+                return super().reduce(tensor, group, reduce_op)
         name = "sum" if reduce_op is None else str(reduce_op).rpartition(".")[2].lower()
         return self._of(group).reduced(tensor, name)
 
@@ -84,12 +85,14 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
         """Wait for all processes, on the host."""
         _refuse_in_step("barrier")
         if not self._has_ended:
-            super().barrier(*args, **kwargs)
+            with waiting_for("a message of the host"):
+                super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """An object of one process, on the host."""
         _refuse_in_step("broadcast")
-        return obj if self._has_ended else super().broadcast(obj, src)
+        with waiting_for("a message of the host"):
+            return obj if self._has_ended else super().broadcast(obj, src)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -300,7 +303,10 @@ class CSXParallelStrategy(CollectiveStrategy):
             RunningStage.TESTING: trainer.num_test_batches,
             RunningStage.PREDICTING: trainer.num_predict_batches,
         }
-        self._evaluated = gathered(list(counts.get(trainer.state.stage, trainer.num_val_batches)))
+        own = list(counts.get(trainer.state.stage, trainer.num_val_batches))
+        begun = 0 if self.consensus is None else self.consensus.begun
+        with waiting_for(f"the beginning of an evaluation, after {begun} training steps"):
+            self._evaluated = gathered(own)
         for (stage, _), step in self._evaluation.steps.items():
             if any(has_collectives(one.graph) for one in step.executables()):
                 refuse_other_batches(stage, self._evaluated)
