@@ -104,10 +104,7 @@ class Scope(ABC):
         return 0 if trainer is None else getattr(trainer, name)
 
     def counter(self, name: str) -> Tensor:
-        """One of ``COUNTERS``, as a program's input: int64, without dimensions.
-
-        Always the same tensor: making one takes 5 µs, filling it 1 (measured).
-        """
+        """One of ``COUNTERS``, int64: always the same tensor, for making one takes 5 µs."""
         return self._counters[name].fill_(self.asked(name))
 
     @property

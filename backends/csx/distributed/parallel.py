@@ -60,6 +60,7 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
 
     _has_ended = False  # by an error: nobody answers any more
     buffers: ChangedBuffers | None = None  # of a step that is traced
+    consensus: Consensus | None = None  # of a run
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """A tensor of all processes, reduced; in a traced step an operation of its program."""
@@ -74,6 +75,15 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
         if step_context.get().trace is None:
             return super().all_gather(tensor, group, sync_grads)
         return self._of(group).gathered(tensor, with_gradient=sync_grads and tensor.requires_grad)
+
+    def announcer(self) -> Callable[[Exchange, Tensor | None], None] | None:
+        """What tells the others what a step exchanges with them."""
+        return None if self.consensus is None else self.consensus.announce
+
+    def note_audit(self) -> None:
+        """Have all compare weights and optimizer state after this step, if all trace it again."""
+        if self.consensus is not None:
+            self.consensus.note_audit()
 
     def _of(self, group: Any) -> Processes:
         """Those of a process group; None or Lightning's WORLD: all."""
@@ -131,7 +141,6 @@ class CSXParallelStrategy(CollectiveStrategy):
             )
         self._holds_back = False  # gradients: the window goes on
         self._heartbeats: Heartbeats | None = None
-        self.consensus: Consensus | None = None  # of a run
         self._evaluated: list[list[float]] = []  # batches of each rank, in the latest evaluation
 
     @classmethod
@@ -272,15 +281,6 @@ class CSXParallelStrategy(CollectiveStrategy):
     def ask_for_audit(self) -> bool:
         """Have all processes audit the training's step after the next."""
         return self.consensus is not None and self.consensus.ask_for_audit()
-
-    def announcer(self) -> Callable[[Exchange, Tensor | None], None] | None:
-        """What tells the others what a step exchanges with them."""
-        return None if self.consensus is None else self.consensus.announce
-
-    def note_audit(self) -> None:
-        """Have all compare weights and optimizer state after this step, if all trace it again."""
-        if self.consensus is not None:
-            self.consensus.note_audit()
 
     def all_stop(self) -> bool:
         """Whether all processes know of a signal that one of them got."""
