@@ -27,7 +27,18 @@ from fulgurite.backends.patches import MISSING, Patch
 from fulgurite.backends.torch_versions import DROPS_COPIES, LOSES_ORDER
 
 CSX = Path(patches.__file__).parent / "csx"
-OURS = {"math", "time", "random", "numpy", "logging", "torch", "torchmetrics", "lightning"}
+OURS = {
+    "math",
+    "time",
+    "random",
+    "numpy",
+    "logging",
+    "secrets",
+    "scipy",
+    "torch",
+    "torchmetrics",
+    "lightning",
+}
 """Packages and modules of Python's whose names a trace may replace, besides the user's own."""
 
 
