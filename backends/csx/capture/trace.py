@@ -326,7 +326,7 @@ def _in_place(scope: Scope) -> Iterator[None]:
     try:
         yield
         now = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-        stage.clear(frozenset(parameters) - now.keys())
+        stage.clear(frozenset(parameters).difference(now))
         stage.there = stage.there.union(now)
         for name, gradient in now.items():
             if type(gradient) is not DroppedGradient:

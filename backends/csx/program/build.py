@@ -66,11 +66,6 @@ class BoundProgram:
     entries: dict[str, Executable]
     never: str = ""  # why it is not compiled, where that is not to be
 
-    def forget_others(self) -> None:
-        """Another program ran before: what it left in ``p.grad`` is not this one's."""
-        for executable in self.entries.values():
-            executable.unseen.is_shown = False
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:

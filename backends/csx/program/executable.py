@@ -56,7 +56,6 @@ class Executable:
 
     Attributes:
         firsts: those that run in its place while there is no such state as they make.
-        unseen: gradients that the host does not see.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Executable:
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
         self._gradients = held_gradients(graph, sources.gradients)
-        self.unseen = UnseenGradients(graph, sources.gradients)
+        self._unseen = UnseenGradients(graph, sources.gradients)
         self._handover, self._announce = sources.gradients, scope.announcer()
         self._exchange = Exchange(
             tuple(sources.gradients.reduced), _updated(captured), sources.numbers
@@ -165,7 +164,7 @@ class Executable:
         outputs = self._run(self.loaded, inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
-        self.unseen.put()
+        self._unseen.put()
         for i in self.written:
             if given[i] is not batch[i]:  # a copy in another layout: the user's tensor changes too
                 given[i].copy_(batch[i])

@@ -139,9 +139,7 @@ class StepFunction:
                 program, tensors = self._build(entries(), batch)
             elif self._backend.retrace_every_iteration or self._audits.due:
                 self._trace_again(program, entry, entries(), batch, tensors)
-            if program is not self._latest:
-                self._latest = program
-                program.forget_others()
+            self._latest = program
             # run
             results = (executable := program.entries[entry].due()).results
             if results.logs and self._scope.trainer is not None:
@@ -214,8 +212,7 @@ class StepFunction:
         known = self._scope.parameters().items()
         names = frozenset(name for name, p in known if id(p) in parameters)
         self.gradients.clear(names, set_to_none)
-        for executable in self._selection.executables():
-            executable.unseen.is_shown = False
+        self.gradients.shown = None
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""

@@ -49,18 +49,25 @@ class StageGradients:
         kept: their buffers, as ``{parameter}.grad``; zero where there is none.
         there: whose there are between steps, whether or not their values were kept.
         lost: whose values were not.
+        shown: whose there are as ``p.grad`` says; None where host code has cleared some.
     """
 
     kept: dict[str, Tensor] = field(default_factory=dict)
     there: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
+    shown: frozenset[str] | None = None
+    _buffers: dict[tuple[frozenset[str], int], list[Tensor]] = field(default_factory=dict)
 
     def clear(self, names: frozenset[str], set_to_none: bool = True) -> None:
         """The gradients of these parameters are None, or else zero."""
         if not names.isdisjoint(self.there):
             self.lost -= names
             self.there -= names if set_to_none else frozenset()
-        if buffers := [one for key, one in self.kept.items() if key.removesuffix(".grad") in names]:
+        buffers = self._buffers.get(key := (names, len(self.kept)))
+        if buffers is None:
+            pairs = ((name.removesuffix(".grad"), one) for name, one in self.kept.items())
+            buffers = self._buffers[key] = [one for name, one in pairs if name in names]
+        if buffers:
             torch._foreach_zero_(buffers)
 
     def values(self) -> dict[str, Tensor]:
@@ -70,11 +77,13 @@ class StageGradients:
 
     def begin_with(self, gradients: dict[str, Tensor]) -> None:
         """Let there be these, which ``values`` gave."""
+        self._buffers.clear()
         self.kept |= {f"{name}.grad": one for name, one in gradients.items()}
         self.there = self.there.union(gradients)
 
     def rename(self, names: dict[str, str]) -> None:
         """Parameters have other names now; ``names`` gives them by those that they had."""
+        self._buffers.clear()
         new = {f"{old}.grad": f"{name}.grad" for old, name in names.items()}
         for key in [key for key in self.kept if key in new]:
             self.kept[new[key]] = self.kept.pop(key)

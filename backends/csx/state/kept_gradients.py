@@ -265,17 +265,13 @@ class UnseenGradients:
     """Gradients that the host does not see in ``p.grad``, and what it finds there after a step.
 
     A ``DroppedGradient`` where there is one: None would say that there was none.
-
-    Attributes:
-        is_shown: whether that is there; it is while nobody clears gradients, and no other program
-            runs.
     """
 
     def __init__(self, graph: Graph, handover: GradientHandover) -> None:
         held = {
             item.name.removesuffix(".grad") for item in graph.inputs if item.kind is Kind.GRADIENT
         }
-        self.is_shown, self._handover = False, handover
+        self._handover = handover
         after = {} if handover.on_host else handover.tensor_after
         self._made = frozenset(name for name, is_tensor in after.items() if is_tensor)
         self._cleared = frozenset(after) - self._made
@@ -299,10 +295,10 @@ class UnseenGradients:
             if not self._elsewhere.isdisjoint(stage.there):
                 stage.clear(self._elsewhere)
             stage.there, stage.lost = after
-            self.is_shown = False
-        if self.is_shown:
+        # where host code names .grad, it may put something else there
+        if stage.shown == stage.there and not self._handover.shown:
             return
-        self.is_shown = not self._handover.shown  # else host code may put something else there
+        stage.shown = stage.there
         for name, dropped in self._dropped.items():
             parameters[name].grad = dropped
         for name in self._gone:
