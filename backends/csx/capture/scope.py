@@ -61,11 +61,13 @@ class Exchange:
     Args:
         reduced: the parameters whose gradients become the mean of all, in this order.
         updated: the parameters that change.
+        own: those that other operations change than updates: in each process as its batch has it.
         numbers: of param groups, that the program takes.
     """
 
     reduced: tuple[str, ...]
     updated: tuple[str, ...]
+    own: frozenset[str]
     numbers: tuple[NumberSlot, ...]
 
 

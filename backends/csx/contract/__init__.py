@@ -23,6 +23,7 @@ from fulgurite.backends.csx.contract.constants import ConstantSource as Constant
 from fulgurite.backends.csx.contract.constants import constant_sources as constant_sources
 from fulgurite.backends.csx.contract.constants import constants_as_inputs as constants_as_inputs
 from fulgurite.backends.csx.contract.frozen_reads import PLAIN_TYPES as PLAIN_TYPES
+from fulgurite.backends.csx.contract.frozen_reads import RANDOM as RANDOM
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueNote as FrozenValueNote
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.contract.frozen_reads import Reads as Reads

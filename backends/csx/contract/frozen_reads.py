@@ -236,7 +236,7 @@ def note_of_audit(name: str, text: str, line: UserLine, is_draw: bool) -> None:
         if (line.file, line.line) not in {(file, at) for _, file, at in _SHOWN}:
             _SHOWN.add((name, line.file, line.line))
             message = f"{name} drew while the step was traced; the program keeps what it drew"
-            message += f", in {line}. Use {_RANDOM}."
+            message += f", in {line}. Use {RANDOM}."
             warnings.warn_explicit(message, FrozenValueWarning, line.file, line.line)
         return
     # of what the first trace has warned of, nothing more
@@ -379,7 +379,7 @@ _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
 _TIME = "on_train_batch_start and on_train_batch_end, which run on the host, to take the time"
 _SECRETS = ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe")
 _ANEW = ", which draw{} anew on every step"
-_RANDOM = (
+RANDOM = (
     f"torch.rand, torch.randint or torch.randperm{_ANEW.format('')}; or, for what the host does"
     " with it (an environment, a replay buffer), on_train_batch_end, which runs on every batch"
 )
@@ -415,16 +415,16 @@ def impure_functions() -> Iterator[Patch]:
     drawn = _methods_of(random, random._inst)
     numpys = (*_methods_of(np.random, np.random.mtrand._rand), "default_rng")
     yield from _warning(time, "time", clocks, _TIME, "Python 3.11")
-    yield from _warning(random, "random", drawn, _RANDOM, "Python 3.11")
-    yield from _warning(random.Random, "random.Random", drawn, _RANDOM, "Python 3.11")
+    yield from _warning(random, "random", drawn, RANDOM, "Python 3.11")
+    yield from _warning(random.Random, "random.Random", drawn, RANDOM, "Python 3.11")
     own = [name for name in drawn if name in vars(random.SystemRandom)]
-    yield from _warning(random.SystemRandom, "random.SystemRandom", own, _RANDOM, "Python 3.11")
-    yield from _warning(secrets, "secrets", _SECRETS, _RANDOM, "Python 3.11")
+    yield from _warning(random.SystemRandom, "random.SystemRandom", own, RANDOM, "Python 3.11")
+    yield from _warning(secrets, "secrets", _SECRETS, RANDOM, "Python 3.11")
     if (stats := sys.modules.get("scipy.stats")) is not None:  # which draw from numpy's generator
         for name in ("rv_continuous", "rv_discrete"):
             kind = getattr(stats, name)
-            yield from _warning(kind, f"scipy.stats.{name}", ("rvs",), _RANDOM, "scipy 1.17")
-    yield from _warning(np.random, "numpy.random", numpys, _RANDOM, "numpy 2.4")
+            yield from _warning(kind, f"scipy.stats.{name}", ("rvs",), RANDOM, "scipy 1.17")
+    yield from _warning(np.random, "numpy.random", numpys, RANDOM, "numpy 2.4")
 
 
 def _warning(
@@ -450,7 +450,7 @@ def _methods_of(module: ModuleType, generator: object) -> list[str]:
 def _watched(
     original: Callable[..., Any], label: str, remedy: str, name: str
 ) -> Callable[..., Any]:
-    draws = remedy == _RANDOM
+    draws = remedy == RANDOM
     if draws and name in _DRAWN:
         remedy = _DRAWN[name] + _ANEW.format("s")
 

@@ -189,8 +189,15 @@ of several kinds may round differently."""
 
 
 @torch.no_grad()
-def refuse_other_states(module: nn.Module, optimizers: list[Optimizer]) -> None:
+def refuse_other_states(
+    module: nn.Module, optimizers: list[Optimizer], own: frozenset[str]
+) -> None:
     """See that weights and optimizer state are the same in all processes; all of them call this.
+
+    Args:
+        module: whose weights.
+        optimizers: whose state.
+        own: names of what each process changes by itself, as DistributedDataParallel's do.
 
     Raises:
         GraphsDiffer: they are not, with the first tensor that is another one.
@@ -202,7 +209,7 @@ def refuse_other_states(module: nn.Module, optimizers: list[Optimizer]) -> None:
     sums = [
         (name, float(tensor.abs().sum(dtype=torch.float64)))
         for name, tensor in held.items()
-        if isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor)
+        if isinstance(tensor, Tensor) and not isinstance(tensor, ShardedTensor) and name not in own
     ]
     first, *others = gathered(sums)
     for rank, found in enumerate(others, start=1):

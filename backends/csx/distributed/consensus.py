@@ -84,7 +84,8 @@ class Consensus:
         votes, calls = self._votes, step_context.get().calls
         assert calls is not None
         shares: Tensor | None = None
-        with reduced(gradients, processes, votes.ballot[Vote.FIRST] > 0.5) as along:
+        is_first, window = votes.ballot[Vote.FIRST] > 0.5, self._trainer.accumulate_grad_batches
+        with reduced(gradients, processes, is_first, window > 1 or gradients.held_back) as along:
             yield
             if votes_of(calls) is None:  # a step of several backward passes votes with the first
                 along.means.append(shares := votes.ballot.clone())
@@ -159,7 +160,9 @@ class Consensus:
             assert self._exchange is not None
             refuse_other_exchanges(self._exchange, self._numbers)
         if votes.all_say(Vote.LOOKS):
-            refuse_other_states(self._trainer.lightning_module, self._strategy.optimizers)
+            assert self._exchange is not None
+            module, optimizers = self._trainer.lightning_module, self._strategy.optimizers
+            refuse_other_states(module, optimizers, self._exchange.own)
         if votes.some_say(Vote.REQUEUES):  # in every step from then on: the first of them counts
             self._requeues = self._requeues is None
         if votes.some_say(Vote.STOPS):

@@ -139,7 +139,7 @@ class CSXParallelStrategy(CollectiveStrategy):
                 " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
                 " in one process."
             )
-        self._holds_back = False  # gradients: the window goes on
+        self._holds_back = self._has_held_back = False  # gradients: the window goes on
         self._heartbeats: Heartbeats | None = None
         self._evaluated: list[list[float]] = []  # batches of each rank, in the latest evaluation
 
@@ -258,10 +258,12 @@ class CSXParallelStrategy(CollectiveStrategy):
     def reducing(self, gradients: Gradients) -> Iterator[None]:
         """Let gradients become the mean of all processes', unless more are added to them."""
         if self._holds_back:
+            self._has_held_back = gradients.held_back = True
             with reducing_parts(gradients, self.processes):
                 yield
             return
         assert self.consensus is not None
+        gradients.held_back |= self._has_held_back  # in a step before
         # under manual optimization a step may have more backward passes, which change them again
         buffers = self.buffers if self._trainer.lightning_module.automatic_optimization else None
         with self.consensus.reducing(gradients, self.processes, buffers):

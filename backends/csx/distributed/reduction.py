@@ -96,7 +96,9 @@ class Piggyback:
 
 
 @contextlib.contextmanager
-def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Iterator[Piggyback]:
+def reduced(
+    gradients: Gradients, processes: Processes, is_first: Tensor, has_others: bool
+) -> Iterator[Piggyback]:
     """Let what a backward pass inside the block leaves in ``p.grad`` be the processes' mean.
 
     Yields what is to travel along, for the block to fill.
@@ -105,11 +107,13 @@ def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Ite
         gradients: of the pass.
         processes: all of them.
         is_first: whether this is the first process, read by the program.
+        has_others: whether earlier passes may have left gradients that are this process's own.
     """
-    reduction, along = Reduction(processes), Piggyback()
+    reduction, along, known = Reduction(processes), Piggyback(), set[int]()
 
     def arrived(parameter: Tensor) -> None:
         assert parameter.grad is not None
+        known.add(id(parameter))
         if id(parameter) not in gradients.sharded:
             reduction.add(parameter.grad)
 
@@ -120,6 +124,8 @@ def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Ite
     finally:
         gradients.arrived = None
     with torch.no_grad():
+        for gradient in gradients.others(known) if has_others else ():
+            reduction.add(gradient)
         for tensor in along.means:
             reduction.add(tensor)
         pieces = [[torch.where(is_first, p, 0.0) for p in _pieces(one)] for one in along.firsts]

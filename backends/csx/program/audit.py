@@ -35,6 +35,7 @@ from fulgurite.backends.csx.capture import (
     undo_afterwards,
 )
 from fulgurite.backends.csx.contract import (
+    RANDOM,
     FrozenValueWarning,
     explaining_errors,
     note_of_audit,
@@ -42,7 +43,11 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
-from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor, TraceError
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    GraphChanged,
+    LeakedTensor,
+    TraceError,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.objects import Change, ReadableState
 from fulgurite.backends.csx.program.executable import Executable
@@ -269,8 +274,14 @@ class Audits:
             changes = list(state.changes())
             if finder is None:
                 now = FinishedTrace(trace, module).make_recording()
-                check_same(self._stage, first, now)
-                check_results(self._stage, first, now)
+                try:
+                    check_same(self._stage, first, now)
+                    check_results(self._stage, first, now)
+                except GraphChanged as error:
+                    if draws := [change.name for change in changes if change.is_draw]:
+                        remedy = f"{draws[0]} drew other numbers: use {RANDOM}"
+                        raise error.replaced(line=error.line, remedy=remedy) from None
+                    raise
         return changes
 
     def _tell(self, first: Recording, again: _Again, changes: list[Change]) -> None:

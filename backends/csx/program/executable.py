@@ -24,6 +24,8 @@ from fulgurite.backends.csx.costs.stock import Counts
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind, Role
+from fulgurite.backends.csx.graph.passes.as_traced import changed_by_any
+from fulgurite.backends.csx.graph.update import UPDATE
 from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.program.speed import Speed
@@ -76,9 +78,7 @@ class Executable:
         self._gradients = held_gradients(graph, sources.gradients)
         self._unseen = UnseenGradients(graph, sources.gradients)
         self._handover, self._announce = sources.gradients, scope.announcer()
-        self._exchange = Exchange(
-            tuple(sources.gradients.reduced), _updated(captured), sources.numbers
-        )
+        self._exchange = _exchange(captured)
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
@@ -205,11 +205,20 @@ class Executable:
                 )
 
 
-def _updated(captured: CapturedStep) -> tuple[str, ...]:
-    """The names of the parameters that a step changes."""
-    written = captured.graph.written()
-    inputs = enumerate(captured.graph.inputs)
-    return tuple(one.name for i, one in inputs if i in written and one.role is Role.PARAMETER)
+def _exchange(captured: CapturedStep) -> Exchange:
+    """What has to be the same in all processes that run a step."""
+    graph, sources = captured.graph.runs, captured.sources
+    others = (node for node in graph.operations() if node.target is not UPDATE)
+    written, own = captured.graph.written(), changed_by_any(graph, others)
+    names = {i: one.name for i, one in enumerate(captured.graph.inputs) if i in written}
+    return Exchange(
+        reduced=tuple(sources.gradients.reduced),
+        updated=tuple(
+            name for i, name in names.items() if captured.graph.inputs[i].role is Role.PARAMETER
+        ),
+        own=frozenset(one.name for i, one in enumerate(graph.inputs) if i in own),
+        numbers=sources.numbers,
+    )
 
 
 def _written(captured: CapturedStep, changed: Set[int]) -> list[Place]:

@@ -176,6 +176,7 @@ class Gradients:
             added to what is there: no process holds all of the sum.
         counts: whether an update of a parameter does, by its identity.
         stepped: optimizers, by hand.
+        held_back: whether a pass may have kept its gradients to this process.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
@@ -197,6 +198,7 @@ class Gradients:
         self.sharded: set[int] = set()  # the identity of sharded parameters
         self.counts: dict[int, Tensor] = {}
         self.stepped: list[Optimizer] = []
+        self.held_back = False
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
@@ -247,6 +249,19 @@ class Gradients:
                 if name in self.handover.was_none:
                     self._none_now.add(name)
                     parameter.grad = None
+
+    def others(self, arrived: Collection[int]) -> Iterator[Tensor]:
+        """The other gradients that there are than those of ``arrived`` parameters, by identity.
+
+        Earlier passes computed them for this process alone: in several processes they are reduced
+        with those of the last one, as in DistributedDataParallel.
+        """
+        for name, p in self.parameters.items():
+            if id(p) not in arrived and id(p) not in self.sharded:
+                self.look(p)
+                if p.grad is not None:
+                    self.handover.reduced.append(name)
+                    yield p.grad
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:

@@ -117,14 +117,17 @@ def _eliminate_dead(graph: fx.Graph) -> None:
 
 def changed_before(graph: Graph, last: fx.Node) -> set[int]:
     """Positions of the inputs that operations before one change in place, also by views."""
-    return _changed(graph, itertools.takewhile(lambda node: node is not last, graph.operations()))
+    return changed_by_any(
+        graph, itertools.takewhile(lambda node: node is not last, graph.operations())
+    )
 
 
 def _written(graph: Graph) -> frozenset[int]:
-    return frozenset(_changed(graph, graph.operations()))
+    return frozenset(changed_by_any(graph, graph.operations()))
 
 
-def _changed(graph: Graph, nodes: Iterable[fx.Node]) -> set[int]:
+def changed_by_any(graph: Graph, nodes: Iterable[fx.Node]) -> set[int]:
+    """Positions of the inputs that some operations change in place, also by views."""
     changed = {
         storage for node in nodes for one in changed_by(node) for storage in storages_of(one)
     }
