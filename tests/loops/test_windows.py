@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_same_run, both, csx, fit
+from harness import assert_close, assert_same_run, both, csx, fit
 from torch import Tensor, nn
 
 import fulgurite
@@ -386,3 +386,22 @@ def test_compiled_a_loop_that_clears_at_the_end_is_not_called_wrong() -> None:
 
     for batch in Batches(count=4):  # a MiscompiledWarning is an error here
         step(*batch)
+
+
+@pytest.mark.compiler
+def test_compiled_gradients_add_up_over_the_calls_of_a_function() -> None:
+    csx("default")
+    net = nn.Linear(6, 1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    found = []
+    for run in (fulgurite.trace(step), step):
+        net.zero_grad()
+        for batch in Batches(count=3):
+            run(*batch)
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert_close(*found)

@@ -204,7 +204,7 @@ class FinishedTrace:
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
         inputs.add_constants(constants)
-        items = inputs.gradients.mark_inputs(inputs.items)
+        items = inputs.gradients.handover.mark_inputs(inputs.items)
         traced = let_views_copy(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode))
         products = products_of(traced)
         narrow = scope.fp16_type == "cbfloat16"

@@ -61,6 +61,8 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
     _has_ended = False  # by an error: nobody answers any more
     buffers: ChangedBuffers | None = None  # of a step that is traced
     consensus: Consensus | None = None  # of a run
+    _holds_back = _has_held_back = False  # gradients: the window goes on
+    _heartbeats: Heartbeats | None = None
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """A tensor of all processes, reduced; in a traced step an operation of its program."""
@@ -139,8 +141,6 @@ class CSXParallelStrategy(CollectiveStrategy):
                 " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
                 " in one process."
             )
-        self._holds_back = self._has_held_back = False  # gradients: the window goes on
-        self._heartbeats: Heartbeats | None = None
         self._evaluated: list[list[float]] = []  # batches of each rank, in the latest evaluation
 
     @classmethod

@@ -130,6 +130,7 @@ class GradientHandover:
     tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
     fresh: set[str] = field(default_factory=set)  # in a tensor of their own
+    in_place: set[str] = field(default_factory=set)  # changed where they were found
     reduced: list[str] = field(default_factory=list)  # which several processes make their mean
 
     def begin(self) -> None:
@@ -156,6 +157,23 @@ class GradientHandover:
             return None
         was, now = ("None", "a tensor") if (name := min(others)) in before else ("a tensor", "None")
         return f"{name}.grad was {was}, and now is {now}"
+
+    def mark_inputs(self, inputs: list[Input]) -> list[Input]:
+        """A trace's inputs, with what was learned of the gradients among them."""
+        names = list(self.parameters)
+        there = {name for name, is_tensor in self.tensor_after.items() if is_tensor}
+        kept = self.unused | self.in_place
+        kept |= there if self.all_kept else there & self.none_matters
+        stay_none = set[str]()
+        if self.on_host or self.shown:
+            stay_none = {name for name in self.was_none if self.tensor_after.get(name) is False}
+            self.none_matters |= stay_none
+
+        def mark(item: Input) -> Input:
+            name = names[item.index]
+            return replace(item, kept=name in kept, zero=name in stay_none)
+
+        return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]
 
 
 def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
@@ -203,7 +221,6 @@ class Gradients:
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
         self._none_now: set[str] = set()  # they were, and somebody has looked
-        self._in_place: set[str] = set()  # changed where they were found
         self._looks, self._clears_itself = True, False
         self._versions: dict[str, int] = {}  # of the inputs, which a backward pass adds to
         self._found: dict[str, fx.Node] = {}  # their nodes
@@ -352,26 +369,9 @@ class Gradients:
                     gradient.copy_(p.grad)
             elif self._nodes[gradient] is not self._found[name] or is_written(self._found[name]):
                 left[name] = True
-                self._in_place.add(name)
+                known.in_place.add(name)
             p.grad = None
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
-
-    def mark_inputs(self, inputs: list[Input]) -> list[Input]:
-        """A trace's inputs, with what was learned of the gradients among them."""
-        known, names = self.handover, list(self.parameters)
-        there = {name for name, is_tensor in known.tensor_after.items() if is_tensor}
-        kept = known.unused | self._in_place
-        kept |= there if known.all_kept else there & known.none_matters
-        stay_none = set[str]()
-        if known.on_host or known.shown:
-            stay_none = {name for name in known.was_none if known.tensor_after.get(name) is False}
-            known.none_matters |= stay_none
-
-        def mark(item: Input) -> Input:
-            name = names[item.index]
-            return replace(item, kept=name in kept, zero=name in stay_none)
-
-        return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]
 
 
 def _shared(name: str) -> UnsupportedState:
