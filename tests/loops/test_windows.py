@@ -388,6 +388,7 @@ def test_compiled_a_loop_that_clears_at_the_end_is_not_called_wrong() -> None:
         step(*batch)
 
 
+@pytest.mark.core
 @pytest.mark.compiler
 def test_compiled_gradients_add_up_over_the_calls_of_a_function() -> None:
     csx("default")

@@ -186,6 +186,18 @@ def scaled() -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", scaler)
 
 
+class Unreached(Classifier):
+    """A layer that the last batch of a window does not reach: its sum is averaged all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.other = torch.nn.Linear(8, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        head = self.net if batch_idx % 2 else self.other
+        return torch.nn.functional.cross_entropy(head(batch[0]), batch[1])
+
+
 CASES: dict[str, Case] = {
     "mlp": (lambda: Classifier(mlp()), lambda: (loader(160, shuffle=True),), {}),
     "convnet": (lambda: Classifier(convnet()), lambda: (pictures(160),), {}),
@@ -206,6 +218,7 @@ CASES: dict[str, Case] = {
     ),
     "sizes": (lambda: Sized(mlp()), tuple, {"use_distributed_sampler": False}),
     "unused": (Unused, lambda: (loader(160),), {}),
+    "unreached": (Unreached, lambda: (loader(160),), {"accumulate_grad_batches": 2}),
     "scaled": (Scaled, lambda: (loader(160),), {}),
     "hooked": (Hooked, lambda: (loader(160),), {}),
     "finetuned": (FineTuned, lambda: (loader(160),), {}),
