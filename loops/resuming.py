@@ -175,7 +175,8 @@ def _gradients(trainer: Any) -> dict[str, Tensor]:
     # a window that has just ended leaves gradients that nobody adds to
     if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
         return {}
-    found = {name: gradient.clone() for name, gradient in training.gradients.values().items()}
+    held = training.gradients.values()
+    found = {f"{name}.grad": gradient.clone() for name, gradient in held.items()}
     if strategy_of(trainer).keeps_gradients or not module.automatic_optimization:
         for name, p in module.named_parameters():
             if type(p.grad) is Tensor:  # else there is none, or nobody has its values
@@ -186,12 +187,11 @@ def _gradients(trainer: Any) -> dict[str, Tensor]:
 def _put_gradients(trainer: Any, gradients: dict[str, Tensor]) -> None:
     training = strategy_of(trainer).training
     parameters = dict(trainer.lightning_module.named_parameters())
-    shown = {name[2:]: one for name, one in gradients.items() if name.startswith("p.")}
-    for name in shown.keys() & parameters.keys():
-        parameters[name].grad = shown[name]
+    kept = {}
+    for name, gradient in gradients.items():
+        if name.endswith(".grad"):
+            kept[name.removesuffix(".grad")] = gradient
+        elif name[2:] in parameters:
+            parameters[name[2:]].grad = gradient
     if training is not None:
-        # checkpoints of before 2026-12 have ".grad" at the end of a name
-        kept = {name.removesuffix(".grad"): one for name, one in gradients.items()}
-        training.gradients.begin_with(
-            {name: one for name, one in kept.items() if name in parameters}
-        )
+        training.gradients.begin_with(kept)

@@ -56,7 +56,8 @@ class Consensus:
         self._strategy, self._trainer, self.begun = strategy, trainer, 0
         self._exchange: Exchange | None = None  # of the step that runs, and its numbers
         self._numbers: Tensor | None = None
-        self._heartbeats, self._told = heartbeats, set[int]()  # the identity of what was told
+        self._heartbeats = heartbeats
+        self._told: dict[int, tuple[Exchange, int]] = {}  # and digests, by their identity
         self._is_one = False  # whether refused code has left no traces
         # Lightning's handlers send messages, or save, in the middle of a step of each process: here
         # a signal is noted, goes out with the next step, and is acted on at the same one by all
@@ -102,11 +103,11 @@ class Consensus:
         if exchange is not self._exchange or numbers is not self._numbers:
             self._exchange, self._numbers = exchange, numbers
             if id(exchange) not in self._told:  # its collective may fail where sizes differ
-                self._told.add(id(exchange))
+                said = repr((exchange.reduced, exchange.updated)).encode()
+                self._told[id(exchange)] = exchange, zlib.crc32(said)
                 self._heartbeats.tell(_EXCHANGE, json.dumps([self.begun, *exchange.reduced]))
             values = b"" if numbers is None else numbers.numpy().tobytes()
-            said = repr((exchange.reduced, exchange.updated)).encode()
-            self._votes.say_digest(zlib.crc32(values, zlib.crc32(said)))
+            self._votes.say_digest(zlib.crc32(values, self._told[id(exchange)][1]))
         if exchange.reduced:
             begin_wait(f"training step {self.begun}")
 

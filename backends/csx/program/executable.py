@@ -78,7 +78,7 @@ class Executable:
         self._gradients = held_gradients(graph, sources.gradients)
         self._unseen = UnseenGradients(graph, sources.gradients)
         self._handover, self._announce = sources.gradients, scope.announcer()
-        self._exchange = _exchange(captured)
+        self._exchange = None if self._announce is None else _exchange(captured)
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
@@ -149,7 +149,7 @@ class Executable:
             passed: what the step only passes on.
         """
         self._handover.begin()
-        if self._announce is not None:
+        if self._announce is not None and self._exchange is not None:
             self._announce(self._exchange, vector)
         gradients = [] if self._gradients is None else self._gradients.before()
         inputs = self._resident(vector, gradients)
