@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import needs
 import torch
-from needs import watch
 from recorded import place, recorded
 from torch import Tensor
 
@@ -191,7 +191,7 @@ def both(
     ours = fit(make, loaders, static=True, **options)
     options = {k: v for k, v in options.items() if k not in ("policy", "backend")}
     stock = functools.partial(fit, make, loaders, static=False, **options)
-    watch.stock += 1
+    needs.watch.stock += 1
     return ours, stock() if fresh else Stock(stock, kept)
 
 

@@ -43,6 +43,7 @@ from fulgurite.backends.csx.contract.frozen_reads import (
 from fulgurite.backends.csx.contract.frozen_reads import warned_in as warned_in
 from fulgurite.backends.csx.contract.frozen_values import Access as Access
 from fulgurite.backends.csx.contract.frozen_values import FrozenScalars as FrozenScalars
+from fulgurite.backends.csx.contract.frozen_values import HostChange as HostChange
 from fulgurite.backends.csx.contract.frozen_values import is_scalar as is_scalar
 from fulgurite.backends.csx.contract.function_mode import Contract as Contract
 from fulgurite.backends.csx.contract.function_mode import raising_refusals as raising_refusals

@@ -1,8 +1,8 @@
 """Python scalars in attributes of modules, and buffers, that a program has as constants.
 
-A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds.
-The host may not change it afterwards: ``FrozenScalars`` compares, at every epoch's start and after
-hooks that somebody overrides.
+A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds:
+its program is for that value alone. ``FrozenScalars`` compares, at every epoch's start and after
+hooks that somebody overrides; where the host has changed one, another program is needed.
 
 So it is with a buffer whose value Python reads (``if self.initted:``, ``self.size.item()``) and
 that the step does not write, and with what follows from such buffers alone (``FrozenBuffers``). A
@@ -98,8 +98,15 @@ def scalar_of_class(kind: type, name: str) -> Any:
     return value if is_scalar(value) else MISSING
 
 
+class HostChange(NamedTuple):
+    """A value that a program has as a constant is another one now."""
+
+    what: str  # in words
+    error: TraceError  # to raise where no other program may be built
+
+
 class FrozenScalars:
-    """The scalars that a program has as constants: what they hold now, they have to keep.
+    """The scalars that a program has as constants, as they are now.
 
     Args:
         reads: those that the step read.
@@ -120,31 +127,28 @@ class FrozenScalars:
         self._getters = [(itemgetter(*keys), container) for container, keys in names.values()]
         self._last: Any = None  # what the getters gave when all was as it has to be
 
-    def check(self) -> None:
-        """Compare.
-
-        Raises:
-            FrozenValueChanged: the host changed one.
-        """
+    def changed(self) -> HostChange | None:
+        """The first that the host has changed."""
         for read, before in self._buffers:
             value = read.now()
             if not isinstance(value, Tensor) or not _is_same(value, before):
-                raise _changed(read, before, value)
+                return _changed(read, before, value)
         try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
             now = [get(container) for get, container in self._getters]
         except KeyError:  # gone, or the class has it
             now = None
         if now is not None and now == self._last:
-            return
+            return None
         scalar_of_class.cache_clear()  # the class may have got another
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
             if value is not was and not (is_scalar(value) and value == was):
-                raise _changed(read, was, value)
+                return _changed(read, was, value)
         self._last = now
+        return None
 
 
-def _changed(read: Access, was: Any, value: Any) -> TraceError:
+def _changed(read: Access, was: Any, value: Any) -> HostChange:
     name, remedy = read.name, ""
     if type(was) in (bool, int, float) and not owner_of(type(read.module)).is_library:
         remedy = f"{buffer_code(name, was, value)}, and self.{name}.fill_(value) on the host"
@@ -160,7 +164,8 @@ def _changed(read: Access, was: Any, value: Any) -> TraceError:
         )
         remedy = f"{asked}, which see {read.where} in each step; or set it before fit, and leave it"
     found = {"attribute": read.where, "before": _shown(was), "now": _shown(value)}
-    return misuse("frozen_changed", read.line, remedy=remedy, **found)
+    what = "{attribute} was {before}, and now is {now}".format(**found)
+    return HostChange(what, misuse("frozen_changed", read.line, remedy=remedy, **found))
 
 
 def _is_same(value: Tensor, before: Tensor) -> bool:

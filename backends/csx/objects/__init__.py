@@ -21,6 +21,7 @@ from fulgurite.backends.csx.objects.batch_spec import BatchSpec as BatchSpec
 from fulgurite.backends.csx.objects.batch_spec import Leaf as Leaf
 from fulgurite.backends.csx.objects.batch_spec import Path as Path
 from fulgurite.backends.csx.objects.batch_spec import Shapes as Shapes
+from fulgurite.backends.csx.objects.batch_spec import VaryingDimension as VaryingDimension
 from fulgurite.backends.csx.objects.batch_spec import container_at as container_at
 from fulgurite.backends.csx.objects.batch_spec import copy_containers as copy_containers
 from fulgurite.backends.csx.objects.batch_spec import shapes_of as shapes_of

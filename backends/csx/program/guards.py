@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answers_hold
-from fulgurite.backends.csx.contract import FrozenScalars
+from fulgurite.backends.csx.contract import FrozenScalars, HostChange
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import Kind, used_numbers
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, depends_on_computed
@@ -106,13 +106,14 @@ class Misfit(NamedTuple):
 
     Another *phase* is a state of model and trainer that the user asked for, as by a callback that
     unfreezes layers or ends weight decay: there are as many programs as phases. Other reasons, such
-    as shapes of batches, may come at every step, and are limited.
+    as shapes of batches or values that hooks set, may come at every step, and are limited.
     """
 
     error: type[InputChanged | StateChanged]
     why: str
     is_phase: bool = False
     is_of_run: bool = False  # a phase of which a counter of the run decides
+    change: HostChange | None = None  # a phase that a hook began, of a value that Python reads
     # a batch is compared before the numbers, by which another phase may have begun since
     is_of_earlier_phase: Callable[[], bool] = lambda: False
 
@@ -145,6 +146,7 @@ class Guards:
             for one in reads
             if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
         )
+        self._changed: HostChange | None = None  # when they were compared last
         self._tables = [one.tables for one in read if one.tables]
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
@@ -177,6 +179,9 @@ class Guards:
             return Misfit(StateChanged, why, is_phase=True)
         if self._run and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
+        if self._changed is not None:
+            change = self._changed
+            return Misfit(StateChanged, change.what, is_phase=True, change=change)
         tensors = self.batch.accept(batch)
         if tensors is None:
             earlier = functools.partial(self._groups.begins_phase, self.numbers)
@@ -209,14 +214,14 @@ class Guards:
         return next((why for guard in self._run if (why := guard.broken(now))), None)
 
     def check(self, conditions: Callable[[], Conditions]) -> None:
-        """Verify what only code on the host changes, if the program is for ``conditions()``.
+        """Compare what only code on the host changes.
 
         Raises:
-            FrozenValueChanged: a scalar that the step read is another.
-            StateChanged: a table that it made is.
+            StateChanged: a table that the step made is another, if the program is for
+                ``conditions()``.
         """
+        self._changed = self._scalars.changed()
         try:
-            self._scalars.check()
             for tables in self._tables:
                 tables.check()
         except StateChanged:

@@ -7,7 +7,7 @@ same parameter, and ``weight_mask`` in the place of a layer's ``weight``, and ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter, is_
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.prune import BasePruningMethod
 
 from fulgurite.backends.csx.capture import Scope
+from fulgurite.backends.csx.contract import HostChange
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.objects import (
     SHAPES,
+    VaryingDimension,
     shapes_of,
     told_of_shapes,
     too_many_shapes,
@@ -33,6 +35,10 @@ from fulgurite.backends.csx.state import OptimizerStates, dotted_name
 ANSWERS = 16
 """How many programs there may be for what a step asks of ``batch_idx`` and its kin: a branch has
 two, and one for each value would be one for each epoch or batch."""
+
+VALUES = 8
+"""How many programs there may be for what hooks set and Python reads (``self.kl_weight``): a stage
+of the training has one, and one that changes on every batch would be traced on every batch."""
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
@@ -102,8 +108,8 @@ class Selection:
         scope: what the step works on.
         limit: how many there may be for each state of the trainer; "auto": one for each phase (what
             is frozen, how much is accumulated, whether a scheduled number is zero), in each for
-            ``SHAPES`` shapes of batches, and for one value of a number that Python read as such.
-            Batches of other shapes have none.
+            ``SHAPES`` shapes of batches, and for one value of a number that Python read as such;
+            for ``VALUES`` values that hooks set. Batches of other shapes, and others, have none.
 
     Attributes:
         programs: those built so far.
@@ -116,6 +122,7 @@ class Selection:
         self.programs: list[BoundProgram] = []
         self.why, self._since = ("", ""), ""
         self._others: set[Any] = set()  # shapes without a program of their own
+        self._told_of_values = False
         self._steps_of_others = 0
         self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
@@ -146,8 +153,7 @@ class Selection:
                 return program, found
             if found is not None:
                 misfits.append(found)
-        # programs of a tuner's earlier runs make room, and only then: with the sizes that it tries
-        # there may be none that fits, or one from before
+        # programs of a tuner's earlier runs make room, and only then: one of them may fit
         limit, counted = self._counted(misfits)
         if self._earlier and len(counted) >= limit:
             self.programs[:] = [one for one in self.programs if id(one) not in self._earlier]
@@ -180,6 +186,12 @@ class Selection:
             most = f" (shape {len(counted) + 1} of at most {limit})"
         reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
         self.why = reason, ""
+        if isinstance(self._limit, str) and (change := _of_too_many(misfits)):
+            self.why = reason, f"{VALUES} values that hooks set have programs"
+            if not self._told_of_values:
+                say(self._scope.trainer, _told_of_values(self._stage, change))
+            self._told_of_values = True
+            return
         if len(counted) + (0 if isinstance(self._limit, str) else self._forgotten) < limit:
             return
         seen, shapes = [], shapes_of(batch, self._scope.leaf_name)
@@ -194,10 +206,7 @@ class Selection:
             self._others.add(tuple(shapes.items()))
             self._steps_of_others += 1
             return
-        if seen and limit > 1:
-            raise too_many_shapes(self._stage, seen, limit)
-        advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
-        raise _no_more(self._stage, misfit.error, misfit.why, limit, advice)
+        raise _refusal(self._stage, misfit, limit, seen)
 
     def conditions(self) -> Conditions:
         """Those that hold now."""
@@ -291,6 +300,32 @@ class Selection:
             if not program.guards.is_emptied():
                 for executable in program.entries.values():
                     executable.check()
+
+
+def _of_too_many(misfits: Iterable[Misfit]) -> HostChange | None:
+    """The first change of a value that hooks set, if as many values as may be have programs."""
+    changes = {one.change.what: one.change for one in misfits if one.change is not None}
+    return next(iter(changes.values())) if len(changes) >= VALUES else None
+
+
+def _told_of_values(stage: str, change: HostChange) -> str:
+    """What becomes of steps with more values than there may be programs for."""
+    return (
+        f"CSX: {change.what}: the {stage} step has programs for {VALUES} values that hooks set;"
+        " with others it runs as in Lightning, at its speed (in several processes, with a loss"
+        f" scale and under weight streaming it is traced each time). Faster: {change.error.remedy}"
+    )
+
+
+def _refusal(stage: str, misfit: Misfit, limit: int, seen: list[VaryingDimension]) -> TraceError:
+    """The error for a step that needs a program too many; ``seen`` is how its batches vary."""
+    if seen and limit > 1:
+        return too_many_shapes(stage, seen, limit)
+    if misfit.change is not None:
+        error, more = misfit.change.error, f"backend('CSX', max_programs={limit + 1})"
+        return error.replaced(line=error.line, remedy=f"{error.remedy}; or {more}")
+    advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
+    return _no_more(stage, misfit.error, misfit.why, limit, advice)
 
 
 def _no_more(stage: str, error: type[TraceError], why: str, limit: int, advice: str) -> TraceError:

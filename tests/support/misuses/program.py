@@ -121,6 +121,7 @@ OTHER_ROOMS: dict[str, tuple[str, str]] = {
 
 WITHOUT_PROGRAM = {
     "object": "its batch holds an object",
+    "frozen_changed": "it takes max_programs=1: each value has a program",
     "no_parameter": "no step is known that breaks it: what modules hold is untrained",
     "not_run": "it takes compile_only",
     "constant_changed": "it takes a traced function and a global: what modules hold is state",

@@ -888,40 +888,6 @@ FROZEN = [
 
 CHANGED = [
     _row(
-        "attribute",
-        "an attribute that a hook changes",
-        "frozen_changed",
-        "loss = loss * self.weight",
-        "loss = loss * self.weight",
-        bad_init="self.weight = 1.0",
-        bad_hooks="""
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.weight = 0.5 * self.weight
-        """,
-        good_init='self.register_buffer("weight", torch.ones(()))',
-        good_hooks="""
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.weight.mul_(0.5)
-        """,
-    ),
-    _row(
-        "dropout",
-        "a dropout's `p` that a hook changes",
-        "frozen_changed",
-        "loss = loss + F.mse_loss(self.drop(x), x)",
-        "loss = loss + F.mse_loss(torch.where(torch.rand_like(x) < self.p, 0, x), x)",
-        bad_init="self.drop = nn.Dropout(0.1)",
-        bad_hooks="""
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.drop.p = 0.2
-        """,
-        good_init='self.register_buffer("p", torch.full((), 0.1))',
-        good_hooks="""
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.p.fill_(0.2)
-        """,
-    ),
-    _row(
         "dtype",
         "a batch of another dtype",
         "batch_changed",

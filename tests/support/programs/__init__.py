@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+import needs
 import torch
 from harness import make_trainer
-from needs import watch
 from programs.compared import (
     DIFFERENT,
     REFUSED,
@@ -88,7 +88,7 @@ def difference(name: str) -> str | None:
         except REFUSED[name]:
             return None
         return f"no {REFUSED[name].__name__}"
-    watch.stock += 1
+    needs.watch.stock += 1
     stock = recorded(lambda: results(program, static=False), place())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

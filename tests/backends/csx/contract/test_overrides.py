@@ -108,5 +108,6 @@ def test_a_mask_that_the_step_writes_or_the_host_changes_is_told() -> None:
 
     other = Chosen()
     other.chosen = lambda x: x[:, other.mask]  # type: ignore[method-assign]
+    options: dict[str, Any] = {"callbacks": [Flips()], "backend": {"max_programs": 1}}
     with pytest.raises(StateChanged, match=r"self\.mask"):
-        make_trainer(True, max_epochs=2, callbacks=[Flips()]).fit(other, loader(64))
+        make_trainer(True, max_epochs=2, **options).fit(other, loader(64))

@@ -100,7 +100,7 @@ def test_a_class_s_tensor_is_state_and_its_scalar_may_not_change() -> None:
             self.scale = 0.5
 
     with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0"):
-        fit(Changes, lambda: (loader(),), static=True)
+        fit(Changes, lambda: (loader(),), static=True, backend={"max_programs": 1})
 
 
 @pytest.mark.fits
@@ -119,7 +119,7 @@ def test_an_array_in_an_attribute_is_no_scalar_to_compare_and_a_numpy_number_is_
             self.factor = np.float32(2.0 + (batch_idx == 2))
 
     with pytest.raises(FrozenValueChanged, match=r"self\.factor was np\.float32\(2\.0\)"):
-        fit(Arrays, lambda: (loader(),), static=True)
+        fit(Arrays, lambda: (loader(),), static=True, backend={"max_programs": 1})
 
 
 @pytest.mark.fits
@@ -185,9 +185,8 @@ def test_a_traced_function_reads_the_batch_of_an_object_and_sees_its_modules_sca
     for value in (1.0, 2.0, 3.0):
         learner.batch = torch.full((2,), value)
         assert learner.step().item() == 2 * value
-    drop.p = 0.5
-    with pytest.raises(FrozenValueChanged, match=r"drop\.p was 0\.0"):
-        learner.step()
+    drop.p = 1.0
+    assert learner.step().item() == 0
 
 
 def test_a_default_argument_may_be_given_or_left() -> None:
