@@ -406,3 +406,51 @@ def test_compiled_gradients_add_up_over_the_calls_of_a_function() -> None:
             run(*batch)
         found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
     assert_close(*found)
+
+
+class Keeps(Net):
+    """Keeps what ``.grad`` was, in a list or an attribute, as it is or a view of it."""
+
+    last: Tensor | None = None
+
+    def __init__(self, where: str, view: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(torch.optim.AdamW)
+        self.where, self.view = where, view
+        self.kept: list[Tensor] = []
+        self.before: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.keep("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.keep("on_before_zero_grad")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.keep("on_train_batch_end")
+        if self.last is not None:
+            self.before.append(float(self.last.sum()))
+
+    def keep(self, where: str) -> None:
+        if where == self.where and (gradient := self.a.weight.grad) is not None:
+            self.kept.append(self.view(gradient))
+            self.last = self.view(gradient)
+
+
+@pytest.mark.core
+@pytest.mark.numbers
+@pytest.mark.parametrize("where", ["training_step", "on_before_zero_grad", "on_train_batch_end"])
+@pytest.mark.parametrize(
+    "view", [lambda g: g, torch.flatten, torch.detach], ids=["it", "flat", ".data"]
+)
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_gradient_that_is_kept_stays_as_it_was(
+    where: str, view: Callable[[Tensor], Tensor], window: int
+) -> None:
+    """The next step's gradient is another tensor, as under stock."""
+    options: dict[str, Any] = {"accumulate_grad_batches": window, "max_epochs": 1, "fresh": True}
+    ours, stock = both(lambda: Keeps(where, view), lambda: (Batches(),), **options)
+    assert_same_run(ours, stock)
+    assert len(ours.module.kept) == len(stock.module.kept) > 3
+    assert_close(ours.module.kept, stock.module.kept)
+    assert ours.module.before == pytest.approx(stock.module.before, rel=1e-4)

@@ -267,8 +267,10 @@ class Trace:
             # what follows is ours, and brings results to their places: comparisons tell it apart
             last = last_node(graph)
             with torch.no_grad():
-                inputs.gradients.keep(bool(self.run_guards), inputs.memory)
+                kept = inputs.gradients.keep(bool(self.run_guards), inputs.memory)
                 collected, tensors = collect(inputs, self.host, observers, result, calls, reset_ids)
+                for gradient, value in kept:
+                    gradient.copy_(value)
         self.result = TraceResult(collected, last, False, [])
         return tensors
 

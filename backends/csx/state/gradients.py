@@ -330,17 +330,22 @@ class Gradients:
         finally:
             handle.remove()
 
-    def keep(self, asks_run: bool, memory: Collection[int]) -> None:
-        """Write each final gradient into its input; inputs that nobody reads are pruned later.
+    def keep(self, asks_run: bool, memory: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+        """Say what each input is to be when the step ends; those that nobody reads are pruned later.
 
         Args:
             asks_run: the step asks for counters of the run: programs take turns by hand, and each
                 needs the gradients of all.
             memory: the identity of that of the graph's inputs.
 
+        Returns:
+            Inputs with their final gradients, to be written when what the step has kept of a
+            gradient before is copied.
+
         Raises:
             UnsupportedState: one is another tensor of the state's, to which the next step adds.
         """
+        writes: list[tuple[Tensor, Tensor]] = []
         known, left = self.handover, self.handover.tensor_after
         in_parts = any(id(p) in self.sharded for p in self.parameters.values())
         by_hand = known.scope.trains and not known.scope.backward_is_lightnings
@@ -358,7 +363,7 @@ class Gradients:
                     left[name] = False
                     # a program has no None: it holds a zero, and ``tensor_after`` says what it is
                     if matters:
-                        gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
+                        writes.append((gradient, torch.zeros(gradient.shape, dtype=gradient.dtype)))
             elif p.grad is not gradient:
                 known.fresh.add(name)
                 left[name] = True
@@ -366,12 +371,13 @@ class Gradients:
                     raise _shared(name)
                 taken.add(storage_of(p.grad))
                 if matters:
-                    gradient.copy_(p.grad)
+                    writes.append((gradient, p.grad))
             elif self._nodes[gradient] is not self._found[name] or is_written(self._found[name]):
                 left[name] = True
                 known.in_place.add(name)
             p.grad = None
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
+        return writes
 
 
 def _shared(name: str) -> UnsupportedState:

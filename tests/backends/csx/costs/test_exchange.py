@@ -12,13 +12,13 @@ from reported import SLEEPS_S, STEPS, net
 from reports import built
 
 from fulgurite.backends.csx.graph.collectives import FIRST_BUCKET_BYTES
-from fulgurite.backends.csx.graph.votes import Vote
+from fulgurite.backends.csx.graph.votes import Votes
 from fulgurite.backends.report.console import lines
 from fulgurite.backends.report.difference import lines as differences
 from fulgurite.backends.report.page import page
 
 GRADIENTS = 4 * sum(parameter.numel() for parameter in net().parameters())
-VOTES = 4 * len(Vote)  # float32; they travel with the last of them
+VOTES = Votes(2, bool).ballot.nbytes  # they travel with the last of them
 
 
 @pytest.fixture(scope="module", params=["disabled", "default"])
