@@ -354,12 +354,8 @@ class Attributes:
         original[:] = content
 
     def reads(self) -> tuple[Access, ...]:
-        """The scalars that the step read, and did not write itself."""
-        return tuple(
-            read
-            for key, read in self._reads.items()
-            if key not in self._written and read.before is not MISSING
-        )
+        """The scalars that the step read, or that were not there, and that it did not write."""
+        return tuple(read for key, read in self._reads.items() if key not in self._written)
 
     def warn_of_changes(self) -> None:
         """Say what the step changed, and no later one will."""

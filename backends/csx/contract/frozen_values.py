@@ -119,6 +119,7 @@ class FrozenScalars:
             for read in unique.values()
             if isinstance(value := read.now(), Tensor)
         ]
+        self._absent = [read for read in unique.values() if read.now() is MISSING]
         self._reads = [read for read in unique.values() if is_scalar(read.now())]
         self._values = [read.now() for read in self._reads]
         names: dict[int, tuple[dict[str, Any], list[str]]] = {}
@@ -133,6 +134,9 @@ class FrozenScalars:
             value = read.now()
             if not isinstance(value, Tensor) or not _is_same(value, before):
                 return _changed(read, before, value)
+        for read in self._absent:
+            if (value := read.now()) is not MISSING:
+                return _changed(read, MISSING, value)
         try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
             now = [get(container) for get, container in self._getters]
         except KeyError:  # gone, or the class has it

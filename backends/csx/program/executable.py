@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import (
@@ -26,7 +27,7 @@ from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_by_any
 from fulgurite.backends.csx.graph.update import UPDATE
-from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
+from fulgurite.backends.csx.objects import AttributeTree, BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.state import Binding, Place, UnseenGradients, held_gradients
@@ -44,6 +45,14 @@ class Results:
         changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
         self.added = [place for change in changes for place in change.added]  # to the batch
         self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
+        self._in_objects = [
+            place for place in outputs.attributes if isinstance(place.container, AttributeTree)
+        ]
+
+    def fill_objects(self) -> bool:
+        """Whether there is a place in a dict, a list or an object that holds no tensors yet."""
+        found = (pytree.tree_leaves(place.get()) for place in self._in_objects)
+        return not all(any(isinstance(leaf, Tensor) for leaf in leaves) for leaves in found)
 
 
 class Executable:
@@ -81,6 +90,7 @@ class Executable:
         self._exchange = None if self._announce is None else _exchange(captured)
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
+        self._on_first_run: Callable[[bool], None] = _nothing  # is told whether it fills objects
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._counters = [
             functools.partial(scope.counter, item.name)
@@ -129,6 +139,11 @@ class Executable:
                 return one
         return self
 
+    def tell_first_run(self, tell: Callable[[bool], None]) -> None:
+        """Have the first run of this, and of steps that make state, told with what it fills."""
+        for one in (self, *(first for _, first in self.firsts)):
+            one._on_first_run = tell
+
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""
         self.due()._binding.check()
@@ -168,6 +183,9 @@ class Executable:
         for i in self.written:
             if given[i] is not batch[i]:  # a copy in another layout: the user's tensor changes too
                 given[i].copy_(batch[i])
+        if self._on_first_run is not _nothing:
+            self._on_first_run(self.results.fill_objects())
+            self._on_first_run = _nothing
         results = self.results.put([*outputs, *passed] if passed else outputs)
         if self._tables:
             self._tables.mark()
@@ -203,6 +221,10 @@ class Executable:
                     " shares its memory.",
                     remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
                 )
+
+
+def _nothing(fills_objects: bool) -> None:
+    """It has run before."""
 
 
 def _exchange(captured: CapturedStep) -> Exchange:

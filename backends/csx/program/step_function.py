@@ -47,12 +47,21 @@ class HostCode:
         ends: whether the next step is the last of an epoch.
         last: whether it is the run's last, as far as that is known before it.
         hooks: names of those that the user wrote and that run between steps.
+        firsts: how often a program ran for the first time, and may have changed what others read.
+        filler: the latest that put tensors into dicts, lists or objects where it found none.
     """
 
     runs: int = 0
     ends: bool = False
     last: bool = False
     hooks: frozenset[str] = frozenset()
+    firsts: int = 0
+    filler: BoundProgram | None = None
+
+    def note_first_run(self, program: BoundProgram, fills_objects: bool) -> None:
+        """A program runs for the first time, and may fill dicts, lists or objects."""
+        self.firsts += 1
+        self.filler = program if fills_objects else self.filler
 
 
 class StepFunction:
@@ -86,6 +95,7 @@ class StepFunction:
         self.stage, self.runs, self.speed = stage, 0, (speed := Speed())
         self.gradients = scope.stage_gradients
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
+        self._compared_firsts, self._filler = 0, self._host_code.filler  # likewise
         self._scope, self._backend = scope, backend
         audits = self._audits = Audits(stage, scope, budget or Budget())
         builder = self._builder = Builder(
@@ -123,8 +133,7 @@ class StepFunction:
         try:
             if not self._selection.programs:
                 self._scope.refresh()
-            if self._host_code.runs != self._compared_at:
-                self._check_after_host_code()
+            self._compare()
             opened, users, written = self._objects.open(given), given, entries
             if opened is not None:
                 given, entries = opened.batch, functools.partial(opened.steps, entries)
@@ -133,8 +142,8 @@ class StepFunction:
             program, tensors = self._selection.select(batch)
             if program is None and self._selection.why[1] and can_run(self._scope):
                 self.runs += 1
+                self._host_code.firsts += 1  # its Python runs
                 return self._builder.run_without(written(), entry, users)
-            # build
             if program is None:
                 program, tensors = self._build(entries(), batch)
             elif self._backend.retrace_every_iteration or self._audits.due:
@@ -161,16 +170,17 @@ class StepFunction:
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
         """Build a program for a batch; returns the batch's tensors too."""
-        scope, selection = self._scope, self._selection
+        scope, chosen = self._scope, self._selection
         show_all(schedulers := program_schedulers(scope.schedulers))
-        conditions, groups, why = selection.conditions, selection.groups, selection.why
-        program = self._builder.build(entries, batch, conditions, groups, *why)
+        program = self._builder.build(entries, batch, chosen.conditions, chosen.groups, *chosen.why)
         executables = list(program.entries.values())
+        for executable in executables:
+            executable.tell_first_run(functools.partial(self._host_code.note_first_run, program))
         if self._backend.audits and not program.never:
             self._audits.built(executables, self.runs + 1)
         self._added += [place for one in executables for place in one.results.added]
-        selection.add(program)
-        selection.groups.begin(schedulers, program.guards.numbers)
+        chosen.add(program)
+        chosen.groups.begin(schedulers, program.guards.numbers)
         tensors = program.guards.batch.accept(batch)
         assert tensors is not None
         return program, tensors
@@ -239,9 +249,21 @@ class StepFunction:
         self._audits.wake(at_an_end or code.ends, code.hooks if code.last else frozenset())
         code.ends = code.last = False
 
-    def _check_after_host_code(self) -> None:
-        self.check_modules()
-        self.check_scalars()
+    def _compare(self) -> None:
+        """Look for what the programs were built on, where something may have changed it.
+
+        A program's first run may; who has looked into a dict or an object then cannot be seen.
+        """
+        code, selection = self._host_code, self._selection
+        if code.filler is not self._filler:
+            selection.programs[:] = [one for one in selection.programs if one is code.filler]
+        if code.runs != self._compared_at:
+            self.check_modules()
+            self.check_scalars()
+        elif code.firsts != self._compared_firsts:
+            for program in selection.programs:
+                program.guards.check(selection.conditions)
+        self._compared_firsts, self._filler = code.firsts, code.filler
 
 
 def _passed_values(results: Results, batch: Any, given: Any, scope: Scope, opened: Any) -> Any:

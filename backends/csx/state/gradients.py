@@ -331,7 +331,7 @@ class Gradients:
             handle.remove()
 
     def keep(self, asks_run: bool, memory: Collection[int]) -> list[tuple[Tensor, Tensor]]:
-        """Say what each input is to be when the step ends; those that nobody reads are pruned later.
+        """Say what each input is when the step ends; those that nobody reads are pruned later.
 
         Args:
             asks_run: the step asks for counters of the run: programs take turns by hand, and each

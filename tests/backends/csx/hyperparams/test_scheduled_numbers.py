@@ -368,11 +368,9 @@ def test_a_hand_written_loop_steps_it_in_its_function() -> None:
 class Reacts(Net):
     """Decides in Python by the number."""
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        group = self.trainer.optimizers[0].param_groups[0]
-        if group["lr"] < 5e-3:
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if optimizer.param_groups[0]["lr"] < 5e-3:
             nn.utils.clip_grad_norm_(self.parameters(), 1.0)
-        super().optimizer_step(*args, **kwargs)
 
 
 ONE = {"max_programs": 1}
