@@ -573,14 +573,6 @@ class AClasssList(Value):
         Holder.table.append(2.0)
 
 
-class AnAttributeForTheFirstTime(Value):
-    def read(self) -> Any:
-        return getattr(self, "later", 1.0)
-
-    def change(self) -> None:
-        self.later = 2.0
-
-
 class AnAttributeOfAName(Value):
     def prepare(self) -> None:
         self.weight_a = [1.0]

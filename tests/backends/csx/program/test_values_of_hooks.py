@@ -106,6 +106,22 @@ def test_a_value_that_comes_back_has_its_program() -> None:
 
 
 @pytest.mark.numbers
+def test_an_attribute_that_a_hook_makes_is_found() -> None:
+    def second(module: Any) -> None:
+        if module.current_epoch == 1:
+            module.later = 2.0
+
+    class Later(Reads):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * getattr(self, "later", 1.0)
+
+    ours, stock = both(
+        lambda: Later(*KINDS["a weight"][:2], second), lambda: (loader(48),), max_epochs=EPOCHS
+    )
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.numbers
 def test_of_more_values_steps_are_lightnings_own(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(selection, "say", lambda trainer, line: told.append(line))
