@@ -83,4 +83,5 @@ def test_norms_of_what_lies_turned_train_in_every_precision(
 ) -> None:
     """Their statistics are float32 under "bf16-mixed", where torch's fakes say bfloat16."""
     ours, stock = both(lambda: Patches(norm()), lambda: (loader(160),), precision=precision)
-    assert ours.losses == pytest.approx(stock.losses, rel=1e-5 if precision == "32-true" else 1e-2)
+    within = {"32-true": 1e-5, "bf16-mixed": 1e-2, "bf16-true": 2e-2}[precision]
+    assert ours.losses == pytest.approx(stock.losses, rel=within)
