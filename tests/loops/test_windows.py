@@ -454,3 +454,23 @@ def test_a_gradient_that_is_kept_stays_as_it_was(
     assert len(ours.module.kept) == len(stock.module.kept) > 3
     assert_close(ours.module.kept, stock.module.kept)
     assert ours.module.before == pytest.approx(stock.module.before, rel=1e-4)
+
+
+class KeptAfterBackward(Keeps):
+    """A later batch of the window adds to what is kept."""
+
+    def on_after_backward(self) -> None:
+        self.keep("on_after_backward")
+
+
+@pytest.mark.core
+@pytest.mark.fits
+def test_a_gradient_that_is_kept_and_added_to_is_refused() -> None:
+    """In stock the one that is kept is the sum: a program has a copy of it."""
+    make = lambda: KeptAfterBackward("on_after_backward", lambda g: g)  # noqa: E731
+    with pytest.raises(UnsupportedState, match=r"memory of a\.weight\.grad") as raised:
+        fit(make, lambda: (Batches(),), static=True, accumulate_grad_batches=2)
+    assert ".clone()" in raised.value.remedy
+    fit(make, lambda: (Batches(),), static=True)
+    copies = lambda: KeptAfterBackward("on_after_backward", torch.clone)  # noqa: E731
+    fit(copies, lambda: (Batches(),), static=True, accumulate_grad_batches=2)

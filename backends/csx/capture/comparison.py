@@ -34,9 +34,10 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Layout, brief
 
 _REMEDY = (
-    "for what a hook sets now and then, an attribute of its own (self.k = ...), which has a program"
-    " for each value; for a number that changes more often, a buffer (self.k.fill_(...)) or a"
-    " tensor of the batch; for a branch, torch.where(condition, a, b), which computes both sides"
+    "for what a hook sets now and then, an attribute of the module itself (self.k = ...), which has"
+    " a program for each value; for a number that changes more often, a buffer"
+    " (self.k.fill_(...)) or a tensor of the batch; for a branch, torch.where(condition, a, b),"
+    " which computes both sides"
 )
 _NO_OPERATION = Operation("nothing", (), None)
 _NO_MORE = Operation(OUTPUTS, (), None)

@@ -242,6 +242,12 @@ class LightningScope(Scope):
         return self.backward_is_lightnings and (self.batch_idx or 0) % window == 0
 
     @property
+    def ends_window(self) -> bool:
+        """Whether one does, in automatic optimization: none of its steps comes after this one."""
+        window = self.trainer.accumulate_grad_batches
+        return self.backward_is_lightnings and ((self.batch_idx or 0) + 1) % window == 0
+
+    @property
     def shows_gradients(self) -> bool:
         """Whether gradients are in ``p.grad`` between steps: in manual optimization, or if host
         code reads them. Else they are not: accumulation would be slower.

@@ -73,10 +73,7 @@ class Exchange:
 
 @dataclass(slots=True, kw_only=True)
 class Scope(ABC):
-    """What a step works on; the base of Lightning's and of a plain function's.
-
-    Evaluation stages have no optimizers.
-    """
+    """What a step works on. Evaluation stages have no optimizers."""
 
     root: ClassVar[str]  # how the step's code reaches ``module``
     module: nn.Module  # every module of the step is in it
@@ -122,6 +119,11 @@ class Scope(ABC):
     @property
     def begins_window(self) -> bool:
         """Whether a window of accumulation begins with this step."""
+        return False
+
+    @property
+    def ends_window(self) -> bool:
+        """Whether one ends with it."""
         return False
 
     @property

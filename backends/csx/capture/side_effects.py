@@ -8,14 +8,16 @@ Python value that an optimizer changed, would be frozen: an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import starmap
 from operator import is_
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -23,7 +25,7 @@ from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, Metr
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState, Scope
 from fulgurite.backends.csx.capture.step_inputs import StepInputs, numbers_in
-from fulgurite.backends.csx.contract import Observers, holds_traced
+from fulgurite.backends.csx.contract import Observers, holds_traced, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
@@ -127,6 +129,7 @@ def collect(
     for call in calls:
         if isinstance(call, LogCall):
             accumulators |= call.reduce()
+    _refuse_lasting(effects, inputs.gradients.lasting, observers.line_of_change)
     owners = {id(vars(one)): path for path, one in module.named_modules()}
     # two traces are compared output by output, and may have found theirs in another order
     effects.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
@@ -141,6 +144,18 @@ def collect(
         accumulators=accumulators,
     )
     return collected, tensors
+
+
+def _refuse_lasting(
+    effects: SideEffects, lasting: Mapping[int, str], line: Callable[[Place, Any], UserLine | None]
+) -> None:
+    """Refuse to keep a gradient that is added to: a program keeps a copy of what it is now."""
+    kept = [(place, value) for several, value in effects.writes for place in several]
+    for place, value in [*kept, *zip(effects.lists, effects.list_values, strict=True)]:
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, FakeTensor) and (name := lasting.get(storage_of(leaf))):
+                found = {"attribute": place.name, "other": f"{name}.grad"}
+                raise misuse("born_shared", line(place, value), **found)
 
 
 def _numbers_set(inputs: StepInputs, scope: Scope) -> list[tuple[Any, str, Any]]:

@@ -123,10 +123,27 @@ class FrozenScalars:
         self._reads = [read for read in unique.values() if is_scalar(read.now())]
         self._values = [read.now() for read in self._reads]
         names: dict[int, tuple[dict[str, Any], list[str]]] = {}
-        for read in self._reads:
+        own = [read for read in self._reads if read.name in read.container]
+        for read in own:
             names.setdefault(id(read.container), (read.container, []))[1].append(read.name)
         self._getters = [(itemgetter(*keys), container) for container, keys in names.values()]
+        self._by_class = [read for read in self._reads if read.name not in read.container]
+        without = (*self._absent, *self._by_class)
+        self._not_there = [(one.container, one.name) for one in without]
         self._last: Any = None  # what the getters gave when all was as it has to be
+
+    def may_have_changed(self) -> bool:
+        """Whether one has: asked at every step, for code of the user runs in loaders too.
+
+        Not of buffers and of what classes have, which are compared where hooks ran.
+        """
+        return self._now() != self._last or any(name in held for held, name in self._not_there)
+
+    def _now(self) -> list[Any] | None:
+        try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
+            return [get(container) for get, container in self._getters]
+        except KeyError:  # gone, or the class has it
+            return None
 
     def changed(self) -> HostChange | None:
         """The first that the host has changed."""
@@ -137,18 +154,14 @@ class FrozenScalars:
         for read in self._absent:
             if (value := read.now()) is not MISSING:
                 return _changed(read, MISSING, value)
-        try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
-            now = [get(container) for get, container in self._getters]
-        except KeyError:  # gone, or the class has it
-            now = None
-        if now is not None and now == self._last:
+        if not (self._by_class or self.may_have_changed()):
             return None
         scalar_of_class.cache_clear()  # the class may have got another
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
             if value is not was and not (is_scalar(value) and value == was):
                 return _changed(read, was, value)
-        self._last = now
+        self._last = self._now()
         return None
 
 

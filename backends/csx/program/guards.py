@@ -179,6 +179,8 @@ class Guards:
             return Misfit(StateChanged, why, is_phase=True)
         if self._run and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
+        if self._changed is not None or self._scalars.may_have_changed():
+            self._changed = self._scalars.changed()
         if self._changed is not None:
             change = self._changed
             return Misfit(StateChanged, change.what, is_phase=True, change=change)

@@ -103,6 +103,9 @@ class GradientScope(Protocol):
     def begins_window(self) -> bool: ...
 
     @property
+    def ends_window(self) -> bool: ...
+
+    @property
     def backward_is_lightnings(self) -> bool: ...
 
     @property
@@ -195,6 +198,7 @@ class Gradients:
         counts: whether an update of a parameter does, by its identity.
         stepped: optimizers, by hand.
         held_back: whether a pass may have kept its gradients to this process.
+        lasting: memory of gradients that later steps change, with the parameters' names.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
@@ -217,6 +221,7 @@ class Gradients:
         self.counts: dict[int, Tensor] = {}
         self.stepped: list[Optimizer] = []
         self.held_back = False
+        self.lasting, self._has_stepped = dict[int, str](), False
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
@@ -320,6 +325,7 @@ class Gradients:
 
         def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             own = [p for group in optimizer.param_groups for p in group["params"]]
+            self._has_stepped = True
             if not automatic:
                 self.stepped.append(optimizer)
                 self.handover.unused -= {self._names.get(id(p), "") for p in own}
@@ -331,16 +337,12 @@ class Gradients:
             handle.remove()
 
     def keep(self, asks_run: bool, memory: Collection[int]) -> list[tuple[Tensor, Tensor]]:
-        """Say what each input is when the step ends; those that nobody reads are pruned later.
+        """The inputs with their final gradients, to be written when what a step keeps is copied.
 
         Args:
             asks_run: the step asks for counters of the run: programs take turns by hand, and each
                 needs the gradients of all.
             memory: the identity of that of the graph's inputs.
-
-        Returns:
-            Inputs with their final gradients, to be written when what the step has kept of a
-            gradient before is copied.
 
         Raises:
             UnsupportedState: one is another tensor of the state's, to which the next step adds.
@@ -353,7 +355,7 @@ class Gradients:
         known.all_kept |= in_turns and not known.on_host and not in_parts
         if not (by_hand or known.on_host):
             known.unused.clear()  # else they are for another program
-        taken = set(memory)
+        taken, goes_on = set(memory), not (self._has_stepped or known.scope.ends_window)
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
             seen = known.on_host or known.all_kept or name in known.none_matters | known.unused
@@ -361,8 +363,7 @@ class Gradients:
             if p.grad is None:
                 if name not in self._none_now or name in self._reached:
                     left[name] = False
-                    # a program has no None: it holds a zero, and ``tensor_after`` says what it is
-                    if matters:
+                    if matters:  # a program has no None: it holds a zero
                         writes.append((gradient, torch.zeros(gradient.shape, dtype=gradient.dtype)))
             elif p.grad is not gradient:
                 known.fresh.add(name)
@@ -370,11 +371,15 @@ class Gradients:
                 if self._nodes[gradient].users and storage_of(p.grad) in taken:
                     raise _shared(name)
                 taken.add(storage_of(p.grad))
+                if goes_on:
+                    self.lasting[storage_of(p.grad)] = name
                 if matters:
                     writes.append((gradient, p.grad))
             elif self._nodes[gradient] is not self._found[name] or is_written(self._found[name]):
                 left[name] = True
                 known.in_place.add(name)
+                if goes_on or by_hand:  # else the next window begins with None
+                    self.lasting[storage_of(gradient)] = name
             p.grad = None
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
         return writes

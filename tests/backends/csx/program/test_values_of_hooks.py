@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from harness import assert_same_run, both, fit
+from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
@@ -179,3 +179,52 @@ def test_with_a_window_of_batches_both_entry_points_follow() -> None:
     make = lambda: Reads(lambda v, out, y: CE(out, y) * v, 0.0, lambda module: None)  # noqa: E731
     options: dict[str, Any] = {"accumulate_grad_batches": 2, "callbacks": (Turns(),)}
     assert_same_run(*both(make, lambda: (loader(80),), max_epochs=1, **options))
+
+
+class OfClass(Classifier):
+    """Its loader or its schedule sets a value while no hook runs."""
+
+    scale = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]) / self.scale, batch[1])
+
+
+class BySchedule(OfClass):
+    def configure_optimizers(self) -> Any:
+        def factor(step: int) -> float:
+            self.scale = 1.0 if step < 4 else 3.0
+            return 1.0
+
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def by_loader(module: OfClass) -> Any:
+    """A loader whose seventh batch and all later ones change the module."""
+    batches = loader(96)
+    collate, made = batches.collate_fn, []
+
+    def collates(rows: Any) -> Any:
+        made.append(len(rows))
+        if len(made) >= 7:
+            module.scale = 3.0
+        return collate(rows)
+
+    batches.collate_fn = collates
+    return batches
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("kind", [OfClass, BySchedule])
+def test_what_loaders_and_schedules_set_is_found_at_the_next_step(kind: type[OfClass]) -> None:
+    """Without hooks: nothing else is compared between batches."""
+    found = []
+    for static in (True, False):
+        torch.manual_seed(0)
+        module = kind(mlp())
+        batches = by_loader(module) if kind is OfClass else loader(96)
+        make_trainer(static, max_epochs=2).fit(module, batches)
+        found.append(module.net.state_dict())
+    assert_close(*found)
