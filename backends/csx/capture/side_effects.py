@@ -65,6 +65,7 @@ EARLY = (
     "parametrizations (weight_norm, spectral_norm, prune) in __init__() or configure_model(),"
     " before the optimizer is made"
 )
+ON_HOST = "None in a host hook, such as on_train_epoch_start; or another value in its place"
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
 
@@ -232,7 +233,7 @@ def _check_replacement(
         raise UnsupportedState(
             f"The step took {name}, {brief(held.tensor)}, away.",
             line=line(held.places[0], value),
-            remedy=EARLY,
+            remedy=EARLY if isinstance(held.tensor, nn.Parameter) else ON_HOST,
         )
     if not isinstance(value, Tensor) or (
         (value.shape, value.dtype) != (held.tensor.shape, held.tensor.dtype) and not is_output

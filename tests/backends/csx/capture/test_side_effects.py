@@ -420,3 +420,22 @@ def test_what_nobody_reads_may_change_its_shape(before: str) -> None:
     assert_same_run(ours, stock)
     assert [rows for rows, _ in stock.module.seen] == [16, 16, 8] * 2
     assert_close(ours.module.seen, stock.module.seen, 1e-4)
+
+
+def test_an_average_that_a_step_takes_away_is_to_go_on_the_host() -> None:
+    """The remedy for a weight, parametrizations before fit, would be of no use here."""
+
+    class Forgets(Rows):
+        average: Tensor | None = None
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.average = loss.detach() if self.average is None else self.average.lerp(loss, 0.1)
+            return loss + self.average.detach()
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.average = None
+
+    run = fit(Forgets, lambda: (loader(),), static=True, **FEW)
+    with pytest.raises(UnsupportedState, match=r"took self\.average.* away") as raised:
+        run.trainer.test(run.module, loader(), verbose=False)
+    assert raised.value.remedy.startswith("None in a host hook")
