@@ -129,42 +129,6 @@ def no_tables() -> Iterator[Patch]:
     return patches_of(select_algorithm, names, why=why, checked=CHECKED)
 
 
-def sums_in_order() -> Iterator[Patch]:
-    """Patches that let one thread alone add to elements which indices name (``index_add``).
-
-    Code for several adds atomically: in another order each time, element by element, in one thread
-    too. A step of a graph network took 7.9 ms in one thread and 13.4 in two, for 3.5 in code for
-    one (measured). torch's own kernels add in order as well.
-    """
-    from torch._inductor.codegen.cpp import CppKernel, CppKernelProxy, CppVecKernel, ParallelDepth
-
-    depth: Any = CppKernel.decide_parallel_depth
-
-    def store(original: Any) -> Any:
-        def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
-            threads = self.num_threads
-            if mode == "atomic_add":
-                self.num_threads, self.adds = 1, True
-            try:
-                original(self, name, index, value, mode)
-            finally:
-                self.num_threads = threads
-
-        return store
-
-    def decide_parallel_depth(self: Any, deepest: Any, threads: int) -> Any:
-        if any(hasattr(one, "adds") for one in self.kernels):
-            return ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
-        return depth(self, deepest, threads)
-
-    why = "sums would be rounded differently each time, and in one thread take twice as long"
-    in_one, in_vector = {"store": store(CppKernel.store)}, {"store": store(CppVecKernel.store)}
-    serial = {"decide_parallel_depth": decide_parallel_depth}
-    yield from patches_of(CppKernel, in_one, why=why, checked=CHECKED)
-    yield from patches_of(CppVecKernel, in_vector, why=why, checked=CHECKED)
-    yield from patches_of(CppKernelProxy, serial, why=why, checked=CHECKED)
-
-
 @functools.cache
 def call_as_traced() -> None:
     """Let random operations, and gradients of convolutions, be calls with the layouts they had.
