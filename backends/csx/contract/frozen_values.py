@@ -1,8 +1,8 @@
 """Python scalars in attributes of modules, and buffers, that a program has as constants.
 
 A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds:
-its program is for that value alone. ``FrozenScalars`` compares, at every epoch's start and after
-hooks that somebody overrides; where the host has changed one, another program is needed.
+its program is for that value alone. ``FrozenScalars`` compares before each step; where the host has
+changed one, another program is needed.
 
 So it is with a buffer whose value Python reads (``if self.initted:``, ``self.size.item()``) and
 that the step does not write, and with what follows from such buffers alone (``FrozenBuffers``). A
@@ -130,14 +130,19 @@ class FrozenScalars:
         self._by_class = [read for read in self._reads if read.name not in read.container]
         without = (*self._absent, *self._by_class)
         self._not_there = [(one.container, one.name) for one in without]
-        self._last: Any = None  # what the getters gave when all was as it has to be
+        self._last: Any = None  # what the getters gave when all was compared
+        self._found: HostChange | None = None  # then
 
-    def may_have_changed(self) -> bool:
-        """Whether one has: asked at every step, for code of the user runs in loaders too.
+    def changed_by_now(self) -> HostChange | None:
+        """The first that has changed: asked at every step, for loaders run code of the user too.
 
-        Not of buffers and of what classes have, which are compared where hooks ran.
+        Buffers, and what classes have, are as when ``changed`` was called last.
         """
-        return self._now() != self._last or any(name in held for held, name in self._not_there)
+        now = self._now()
+        gone = now is None or any(name in held for held, name in self._not_there)
+        if gone or now != self._last:
+            return self.changed()
+        return self._found
 
     def _now(self) -> list[Any] | None:
         try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
@@ -147,22 +152,25 @@ class FrozenScalars:
 
     def changed(self) -> HostChange | None:
         """The first that the host has changed."""
+        self._found, self._last = next(self._changes(), None), self._now()
+        return self._found
+
+    def _changes(self) -> Iterator[HostChange]:
         for read, before in self._buffers:
             value = read.now()
             if not isinstance(value, Tensor) or not _is_same(value, before):
-                return _changed(read, before, value)
+                yield _changed(read, before, value)
         for read in self._absent:
             if (value := read.now()) is not MISSING:
-                return _changed(read, MISSING, value)
-        if not (self._by_class or self.may_have_changed()):
-            return None
-        scalar_of_class.cache_clear()  # the class may have got another
+                yield _changed(read, MISSING, value)
+        if self._by_class:
+            scalar_of_class.cache_clear()  # the class may have got another
+        elif self._found is None and self._last is not None and self._now() == self._last:
+            return
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
             if value is not was and not (is_scalar(value) and value == was):
-                return _changed(read, was, value)
-        self._last = self._now()
-        return None
+                yield _changed(read, was, value)
 
 
 def _changed(read: Access, was: Any, value: Any) -> HostChange:

@@ -146,7 +146,6 @@ class Guards:
             for one in reads
             if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
         )
-        self._changed: HostChange | None = None  # when they were compared last
         self._tables = [one.tables for one in read if one.tables]
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
@@ -179,10 +178,7 @@ class Guards:
             return Misfit(StateChanged, why, is_phase=True)
         if self._run and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
-        if self._changed is not None or self._scalars.may_have_changed():
-            self._changed = self._scalars.changed()
-        if self._changed is not None:
-            change = self._changed
+        if (change := self._scalars.changed_by_now()) is not None:
             return Misfit(StateChanged, change.what, is_phase=True, change=change)
         tensors = self.batch.accept(batch)
         if tensors is None:
@@ -222,7 +218,7 @@ class Guards:
             StateChanged: a table that the step made is another, if the program is for
                 ``conditions()``.
         """
-        self._changed = self._scalars.changed()
+        self._scalars.changed()
         try:
             for tables in self._tables:
                 tables.check()
