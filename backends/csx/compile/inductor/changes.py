@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -127,6 +128,56 @@ def no_tables() -> Iterator[Patch]:
     why = "tables of choices on the screen; the report says what was chosen"
     names = {"PRINT_AUTOTUNE": False}
     return patches_of(select_algorithm, names, why=why, checked=CHECKED)
+
+
+def sums_in_order() -> Iterator[Patch]:
+    """Patches that let one thread alone add to elements which indices name (``index_add``).
+
+    Code for several adds atomically: in another order each time, element by element, in one thread
+    too. A step of a graph network took 7.9 ms in one thread and 13.4 in two, for 3.5 in code for
+    one (measured). torch's own kernels add in order as well.
+    """
+    from torch._inductor.codegen.cpp import (
+        CppKernel,
+        CppKernelProxy,
+        CppVecKernel,
+        OuterLoopFusedKernel,
+        ParallelDepth,
+    )
+
+    def storing(original: Any) -> Any:
+        def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
+            threads = self.num_threads
+            if mode == "atomic_add":
+                self.num_threads, self.adds = 1, True
+            try:
+                original(self, name, index, value, mode)
+            finally:
+                self.num_threads = threads
+
+        return store
+
+    def dividing(original: Any, loops: Callable[[Any], Iterable[Any]]) -> Any:
+        def decide_parallel_depth(self: Any, deepest: Any, threads: int) -> Any:
+            if any(hasattr(one, "adds") for one in loops(self)):
+                return ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
+            return original(self, deepest, threads)
+
+        return decide_parallel_depth
+
+    def fused(self: Any) -> list[Any]:  # of several nests of loops, whose outer ones are one
+        return [one for nest in self.inner for one in nest.get_kernel().kernels]
+
+    why = "sums would be rounded differently each time, and in one thread take twice as long"
+    element = {"store": storing(CppKernel.store)}
+    vector = {"store": storing(CppVecKernel.store)}
+    one, several = CppKernelProxy.decide_parallel_depth, OuterLoopFusedKernel.decide_parallel_depth
+    nest = {"decide_parallel_depth": dividing(one, operator.attrgetter("kernels"))}
+    nests = {"decide_parallel_depth": dividing(several, fused)}
+    yield from patches_of(CppKernel, element, why=why, checked=CHECKED)
+    yield from patches_of(CppVecKernel, vector, why=why, checked=CHECKED)
+    yield from patches_of(CppKernelProxy, nest, why=why, checked=CHECKED)
+    yield from patches_of(OuterLoopFusedKernel, nests, why=why, checked=CHECKED)
 
 
 @functools.cache

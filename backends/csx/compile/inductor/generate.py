@@ -66,11 +66,13 @@ from fulgurite.backends.torch_versions import CHECKED
 # layout_optimization: would make convolutions channels-last, and copy what is not. On one thread
 # ResNet-18 takes 300 ms a step without, 400-460 with, 353 in eager torch; a U-Net 52, 63 and 67.
 # alignment_asserts: would stand in the program's Python; loops ask for no alignment.
+# fallback_scatter_reduce_sum: where code is for several threads; ``sums_in_order`` is as fast.
 FLAGS = {
     "alignment_asserts": False,
     "fallback_random": True,
     "size_asserts": False,
     "combo_kernels": True,
+    "cpp.fallback_scatter_reduce_sum": False,
     "emulate_precision_casts": True,
     "fx_graph_cache": False,
     "layout_optimization": False,
@@ -334,6 +336,7 @@ def _generated(part: Part, mode: FakeTensorMode, device: str) -> Generated:
             *changes.order_after_writes(),
             *changes.copies_first(),
             *changes.local_only_where_read(),
+            *changes.sums_in_order(),
             *changes.library_in_ci(),
             *(changes.no_tables() if part.policy == "aggressive" else ()),
             *changes.read_off(),

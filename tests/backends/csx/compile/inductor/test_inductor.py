@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,49 @@ class Masked(Classifier):
 @pytest.mark.compiler
 def test_what_was_written_in_place_is_read_from_memory(tmp_path: Path) -> None:
     assert_compiled_as_stock(Masked, tmp_path)
+
+
+class Graph(Classifier):
+    """Sums messages along edges, as graph networks do, and rows of a table, as embeddings do.
+
+    The gradient of the table and that of the norm behind it share their outer loop.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.table, self.norm = nn.Embedding(8, 128), nn.LayerNorm(128)
+        self.narrow = nn.Linear(128, 8)
+        made = torch.Generator().manual_seed(0)
+        self.edges: Tensor
+        self.register_buffer("edges", torch.randint(0, 128, (2, 4096), generator=made))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        nodes = self.narrow(self.norm(self.table(x.abs().long().clamp(max=7)))).flatten(0, 1)
+        sources, targets = self.edges
+        sums = torch.zeros_like(nodes).index_add(0, targets, nodes[sources])
+        rows = targets[:, None].expand_as(nodes[sources])
+        sums = sums + torch.zeros_like(nodes).scatter_reduce(0, rows, nodes[sources], "sum")
+        return nn.functional.cross_entropy(self.net(sums[:16] / 64), y)
+
+
+@pytest.mark.numbers
+@pytest.mark.compiler
+def test_sums_at_indices_are_in_order_in_code_for_several_threads(tmp_path: Path) -> None:
+    """Added atomically they were others each time; in one thread they took twice as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert_compiled_as_stock(Graph, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    sources = "".join(one.read_text() for one in tmp_path.rglob("kernels.json"))
+    assert "num_threads(2)" in sources
+    assert "atomic_add" not in sources
+    sums = [*re.finditer(r"\.store\(out_ptr\d+ \+ [^;]*tmp", sources)]
+    assert len(sums) > 2
+    for one in sums:  # none in a loop that threads divide among themselves
+        loops = re.findall(
+            r"#pragma omp for|#pragma omp single|void  kernel", sources[: one.start()]
+        )
+        assert loops[-1] != "#pragma omp for", sources[one.start() - 5000 : one.end()]
