@@ -193,21 +193,24 @@ class TracedNumber(float):
 
 
 def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
-    """Mark a float64 scalar of a trace as what eagerly is a Python float, or an int."""
-    tensor.is_number, tensor.is_whole = True, whole  # type: ignore[attr-defined]
+    """Mark a float64 scalar of a trace as what eagerly is a Python float, or an int.
+
+    By a private attribute: the others that a step sets on a tensor of its state are refused.
+    """
+    tensor._whole = whole  # type: ignore[attr-defined]
     return tensor
 
 
 def is_whole(number: Any) -> bool:
     """Whether a traced number, or a scalar computed from one, eagerly is an int."""
-    found: bool = tensor_or_value(number).is_whole
+    found: bool = tensor_or_value(number)._whole
     return found
 
 
 def is_traced(value: object) -> bool:
     """Whether a value is a ``TracedNumber``, or a scalar computed from one."""
     return isinstance(value, TracedNumber) or (
-        isinstance(value, FakeTensor) and hasattr(value, "is_number")
+        isinstance(value, FakeTensor) and hasattr(value, "_whole")
     )
 
 
