@@ -357,17 +357,14 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
 def _follows(scope: Scope, finished: FinishedTrace, traced: Callable[[], FinishedTrace]) -> bool:
     """Whether the step computes the same with other values of what is followed.
 
-    Not where it sets one. Code written in C reads a float's value unseen: ``numpy.exp(self.w)``.
+    Code written in C reads a float's value unseen: ``numpy.exp(self.weight)``.
     """
-    changes = finished.trace.observers.attributes.changes()
-    written = {(id(vars(one.module)), one.name) for one in changes}
-    followed = finished.trace.inputs.followed
-    if not scope.python_runs_once or any(one.place in written for one in followed):
+    if not scope.python_runs_once:
         return False
     with contextlib.ExitStack() as stack:
         stack.enter_context(restore_afterwards(scope))
         stack.enter_context(muted("stdout"))
-        for slot in followed:
+        for slot in finished.trace.inputs.followed:
             stack.enter_context(slot.moved())
         try:
             moved = traced()

@@ -167,12 +167,9 @@ class FrozenScalars:
         return self._found
 
     def changed_number(self, slot: ValueSlot) -> HostChange | None:
-        """That a number is another one, of which Python saw more than the program knows.
-
-        None where the step writes it, too.
-        """
-        read, was = self.numbers.get(slot.place, (None, None))
-        return None if read is None else _changed(read, was, read.now())
+        """That a number is another one, of which Python saw more than the program knows."""
+        read, was = self.numbers[slot.place]
+        return _changed(read, was, read.now())
 
     def _changes(self) -> Iterator[HostChange]:
         for read, was in self.numbers.values():

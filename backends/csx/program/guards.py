@@ -197,8 +197,10 @@ class Guards:
             return tensors
         why, guard = answer
         slot = None if guard.is_of_phase else self.numbers.value_of(guard)
-        change = None if slot is None else self._scalars.changed_number(slot)
-        return Misfit(StateChanged, why, guard.is_of_phase or change is not None, change=change)
+        if slot is None:
+            return Misfit(StateChanged, why, guard.is_of_phase)
+        change = self._scalars.changed_number(slot)
+        return Misfit(StateChanged, why, is_phase=True, change=change)
 
     def is_emptied(self) -> bool:
         """Whether there is not all of the state, so that another program makes it."""

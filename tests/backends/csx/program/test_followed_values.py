@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Run, assert_same_run, both, fit
+from harness import Run, assert_same_run, both
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.program.selection import VALUES
-from fulgurite.errors import FrozenValueWarning
 
 CE, drop = nn.functional.cross_entropy, nn.functional.dropout
 BATCHES = VALUES + 2
@@ -161,14 +160,3 @@ def test_those_of_other_modules_and_in_windows(windows: int) -> None:
     ours, stock = both(Cools, lambda: (loader(64),), max_epochs=5, accumulate_grad_batches=windows)
     assert_same_run(ours, stock)
     assert programs(ours) == 2
-
-
-@pytest.mark.fits
-def test_one_that_the_step_sets_later_is_a_constant_again() -> None:
-    def how(self: Any, out: Tensor, y: Tensor) -> Tensor:
-        if self.w > 0.4:
-            self.w = self.w * 0.9
-        return CE(out, y) * self.w
-
-    with pytest.warns(FrozenValueWarning, match="self.w was changed from .* that happens once"):
-        fit(lambda: Annealed(how, rising), lambda: (loader(16 * BATCHES),), static=True)
