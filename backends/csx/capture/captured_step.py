@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.births import Birth, FirstStep, with_all_state, with_first_steps
-from fulgurite.backends.csx.capture.comparison import check_same, same_operations
+from fulgurite.backends.csx.capture.comparison import check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator, NumberCall
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
@@ -60,7 +60,7 @@ from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
 from fulgurite.backends.csx.graph.products import Product, products_of
-from fulgurite.backends.csx.hyperparams.slots import CountBegun, Slot
+from fulgurite.backends.csx.hyperparams.slots import CountBegun, NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import (
     AppendedList,
@@ -86,7 +86,7 @@ class InputSources:
 
     state: tuple[StateInput, ...]
     gradients: GradientHandover
-    numbers: tuple[Slot, ...]
+    numbers: tuple[NumberSlot, ...]
     constants: tuple[ConstantSource | Accumulator, ...]
     batch: BatchSpec
 
@@ -169,7 +169,6 @@ class FinishedTrace:
                 place.name for held in inputs.state_tensors() for place in held.places
             ),
             was_none=inputs.gradients.handover.was_none,
-            followed=inputs.followed,
         )
         if host.first is None and updates and can_leave_out(self.module.graph, updates):
             outline = replace(recording, **self._operations(updates), is_outline=True)
@@ -337,9 +336,6 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
                 traced()
 
         finished, tables = traced(), 0
-        if finished.trace.inputs.followed and not _follows(scope, finished, traced):
-            scope.values.unfollow()
-            finished = again()
         finished.check_host()  # once: later traces change the same, and the user knows by then
         while finished.trace.result.fills_table and tables < _TABLES:
             tables += 1
@@ -352,25 +348,6 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
     return with_first_steps(scope, captured, firsts, born)
-
-
-def _follows(scope: Scope, finished: FinishedTrace, traced: Callable[[], FinishedTrace]) -> bool:
-    """Whether the step computes the same with other values of what is followed.
-
-    Code written in C reads a float's value unseen: ``numpy.exp(self.weight)``.
-    """
-    if not scope.python_runs_once:
-        return False
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(restore_afterwards(scope))
-        stack.enter_context(muted("stdout"))
-        for slot in finished.trace.inputs.followed:
-            stack.enter_context(slot.moved())
-        try:
-            moved = traced()
-        except Exception:
-            return False
-        return same_operations(finished.make_recording(), moved.make_recording())
 
 
 def _traced(

@@ -37,7 +37,6 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import arguments_read, is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.hyperparams.followed_values import ValueSlot
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.objects import container_at
 from fulgurite.backends.csx.state import (
@@ -349,7 +348,6 @@ class Recording:
         reads: the frozen values that it read.
         places: of the state, by name.
         was_none: parameters whose gradient was None.
-        followed: floats of modules that are numbers of the program.
         outline: the same with each optimizer's update as one operation, if that is possible.
         is_outline: whether it is one.
     """
@@ -366,7 +364,6 @@ class Recording:
     reads: Reads
     places: frozenset[str]
     was_none: frozenset[str]
-    followed: tuple[ValueSlot, ...]
     outline: Recording | None = None
     is_outline: bool = False
 

@@ -21,7 +21,6 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.contract import ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.hyperparams.followed_values import FollowedValues
 from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, COUNTERS, INDEX, STEPS
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.objects import (
@@ -83,11 +82,11 @@ class Scope(ABC):
     trains: bool = False  # whether the step computes gradients
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
     entries: dict[Any, Any] = field(default_factory=dict)  # of optimizers' state (OptimizerEntry)
-    values: FollowedValues = field(default_factory=FollowedValues)
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
+
     batch_idx: int | None = None  # of the batch that the step is called with
 
     _counters: dict[str, Tensor] = field(default_factory=_counters)

@@ -25,7 +25,6 @@ from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
-    Slot,
     TracedGroup,
     as_vector,
     install,
@@ -33,7 +32,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
     traced_groups,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchSpec, Trees
 from fulgurite.backends.csx.state import (
     Gradients,
@@ -66,7 +65,6 @@ class StepInputs:
     Attributes:
         items: the graph's inputs.
         state: what the inputs of kind STATE stand for, by ``Input.index``.
-        followed: the floats of modules that are numbers of the program.
         guards: what Python saw of numbers that may change.
         groups: the optimizers' param groups while the step ran.
         nodes: the input of each state tensor, by its identity; values: its real tensor.
@@ -89,10 +87,7 @@ class StepInputs:
         # whatever the host has put there since, the program was built for this
         if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
-        followed = scope.values.followed if first is None else first.followed
-        self.followed = tuple(one for one in followed if one.is_float)
-        numbers = number_slots(scope.named_optimizers(), self._schedulers)
-        self.number_slots: list[Slot] = [*numbers, *self.followed]
+        self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # of torch's own: ``results_of`` keeps what comes again
@@ -185,12 +180,10 @@ class StepInputs:
         tensors: tuple[Tensor, ...],
         tracker: Nodes,
         in_double: Callable[[], AbstractContextManager[None]],
-        read: dict[tuple[int, str], TracedNumber],
     ) -> Iterator[None]:
         """Put the inputs where state, gradients and numbers are, and take them out again.
 
-        ``tracker`` tells the node of each tensor; schedules compute under ``in_double``; ``read``
-        gets the numbers that attributes of modules are to be read as.
+        ``tracker`` tells the node of each tensor; schedules compute under ``in_double``.
         """
         before = [dict(group) for group in self._scope.groups()]
         swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors), tracker)
@@ -204,8 +197,7 @@ class StepInputs:
             found = [dict(vars(tensor)) for tensor, _ in swapped]
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors), tracker)
             for vector in self.of_kind(Kind.NUMBERS, tensors):
-                self.guards, values = install(self.number_slots, vector, self._scope.optimizers)
-                read.update(values)
+                self.guards = install(self.number_slots, vector, self._scope.optimizers)
             self.scheduled = TracedSchedulers(self.guards, in_double)
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:

@@ -247,8 +247,7 @@ class Trace:
         observers.begin(nodes, zip(given, names, strict=True))
         self._counters = dict(zip(COUNTERS, inputs.of_kind(Kind.COUNTER, flat), strict=True))
         self._begun, steps = {name: scope.asked(name) for name in COUNTERS}, self._counters[STEPS]
-        in_double, numbers = observers.mode.in_double, observers.attributes.numbers
-        in_place = inputs.in_place(flat, nodes, in_double, numbers)
+        in_place = inputs.in_place(flat, nodes, observers.mode.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
             observers.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)

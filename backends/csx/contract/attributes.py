@@ -2,7 +2,6 @@
 
 - A *scalar* that it read (``self.kl_weight``, a Dropout's ``p``) is a constant of the program
   (``frozen_values``).
-  One that hooks have set to another float is a number of the program from then on.
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
   ``self.total += loss`` from 0.0) is state that is born in the first step (``capture/births``).
@@ -49,7 +48,6 @@ from fulgurite.backends.csx.contract.proxies import holds_traced, unwrap_proxy
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, plain
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,
@@ -203,14 +201,12 @@ class Attributes:
         self._lists: dict[_Key, tuple[nn.Module, WatchedList]] = {}
         self._parameters: dict[_Key, Access] = {}  # written by the user
         self.changed_lists: list[tuple[list[Any], list[Any]]] = []  # and what was in them
-        self.numbers: dict[_Key, TracedNumber] = {}  # read in place of floats; by dict and name
 
     @contextlib.contextmanager
     def watching(self, boundary: CodeType) -> Iterator[None]:
         """Watch the attributes of all modules; ``boundary`` is the frame where the trace began."""
         self._line = functools.partial(user_line, boundary)
         get, missing, put = object.__getattribute__, nn.Module.__getattr__, nn.Module.__setattr__
-        given = self.numbers.get
 
         def read(module: nn.Module, name: str) -> Any:
             value = get(module, name)
@@ -219,7 +215,7 @@ class Attributes:
                 return self._list(module, name, value)
             if may_be_scalar(kind):
                 self._note_read(module, name, value)
-            return value if kind is not float else given((id(vars(module)), name), value)
+            return value
 
         def read_rest(module: nn.Module, name: str) -> Any:
             try:
@@ -272,8 +268,6 @@ class Attributes:
         """Note a write; returns the value to be written."""
         if type(value) is WatchedList:
             value = value.original  # self.outs += [loss] sets the stand-in: it must not stay there
-        if (id(vars(module)), name) in self.numbers:
-            value = plain(value, "an attribute")
         key = (id(module), name)
         buffers = module._buffers
         now = (buffers if name in buffers else vars(module)).get(name, MISSING)
@@ -330,7 +324,6 @@ class Attributes:
         for (_, name), (module, watched) in self._lists.items():
             self._settle_list(module, name, watched, effects)
         self._lists.clear()  # they hold traced tensors
-        self.numbers.clear()
         for read in self._reads.values():
             now = read.now()
             if holds_traced(now):

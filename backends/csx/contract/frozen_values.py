@@ -2,8 +2,7 @@
 
 A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds:
 its program is for that value alone. ``FrozenScalars`` compares before each step; where the host has
-changed one, another program is needed. That has a float as a number, if what it computes is the
-same with another value: then it is the last.
+changed one, another program is needed.
 
 So it is with a buffer whose value Python reads (``if self.initted:``, ``self.size.item()``) and
 that the step does not write, and with what follows from such buffers alone (``FrozenBuffers``). A
@@ -36,8 +35,6 @@ from fulgurite.backends.csx.graph.op_schema import (
     is_written,
 )
 from fulgurite.backends.csx.graph.recorder import Nodes
-from fulgurite.backends.csx.hyperparams.followed_values import ValueSlot
-from fulgurite.backends.csx.hyperparams.slots import Slot
 from fulgurite.backends.csx.state import brief, dotted_name, owner_of
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.torch_versions import DETACHING
@@ -106,7 +103,6 @@ class HostChange(NamedTuple):
 
     what: str  # in words
     error: TraceError  # to raise where no other program may be built
-    slot: ValueSlot | None = None  # it may be a number of the next program
 
 
 class FrozenScalars:
@@ -114,17 +110,10 @@ class FrozenScalars:
 
     Args:
         reads: those that the step read.
-        slots: those of them that are numbers of the program, as long as they are floats.
     """
 
-    def __init__(self, reads: Iterable[Access], slots: Iterable[Slot] = ()) -> None:
+    def __init__(self, reads: Iterable[Access]) -> None:
         unique = {(id(read.module), read.name): read for read in reads}
-        numbers = {one.place for one in slots if isinstance(one, ValueSlot)}
-        self.numbers = {
-            place: (read, read.now())
-            for key, read in [*unique.items()]
-            if (place := (id(vars(read.module)), read.name)) in numbers and unique.pop(key)
-        }
         self._buffers = [
             (read, value.clone())
             for read in unique.values()
@@ -166,15 +155,7 @@ class FrozenScalars:
         self._found, self._last = next(self._changes(), None), self._now()
         return self._found
 
-    def changed_number(self, slot: ValueSlot) -> HostChange | None:
-        """That a number is another one, of which Python saw more than the program knows."""
-        read, was = self.numbers[slot.place]
-        return _changed(read, was, read.now())
-
     def _changes(self) -> Iterator[HostChange]:
-        for read, was in self.numbers.values():
-            if type(value := read.now()) is not float:
-                yield _changed(read, was, value)
         for read, before in self._buffers:
             value = read.now()
             if not isinstance(value, Tensor) or not _is_same(value, before):
@@ -193,10 +174,8 @@ class FrozenScalars:
 
 
 def _changed(read: Access, was: Any, value: Any) -> HostChange:
-    name, remedy, slot = read.name, "", None
+    name, remedy = read.name, ""
     if type(was) in (bool, int, float) and not owner_of(type(read.module)).is_library:
-        if type(was) is type(value) is float and name in vars(read.module):
-            slot = ValueSlot(vars(read.module), name, read.where)
         remedy = f"{buffer_code(name, was, value)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
@@ -211,7 +190,7 @@ def _changed(read: Access, was: Any, value: Any) -> HostChange:
         remedy = f"{asked}, which see {read.where} in each step; or set it before fit, and leave it"
     found = {"attribute": read.where, "before": _shown(was), "now": _shown(value)}
     what = "{attribute} was {before}, and now is {now}".format(**found)
-    return HostChange(what, misuse("frozen_changed", read.line, remedy=remedy, **found), slot)
+    return HostChange(what, misuse("frozen_changed", read.line, remedy=remedy, **found))
 
 
 def _is_same(value: Tensor, before: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of param groups, and floats of modules that hooks set: an input of the program.
+"""The numbers of an optimizer's param groups, which are an input of the program.
 
 Inside a trace ``group["lr"]`` is a ``TracedNumber``, so schedulers on the host may change any of
 them between steps. A program holds only as long as all guards would come out the same.
@@ -25,14 +25,8 @@ from fulgurite.backends.csx.diagnostics.trace_errors import (
     UnsupportedState,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.hyperparams.followed_values import ValueSlot
 from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
-from fulgurite.backends.csx.hyperparams.traced_float import (
-    NumberGuard,
-    Numbers,
-    TracedNumber,
-    ValueNumber,
-)
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
 
@@ -69,9 +63,6 @@ class NumberSlot:
     def __str__(self) -> str:
         part = "" if self.index is None else f"[{self.index}]"
         return f"{self.owner}.param_groups[{self.group}]['{self.key}']{part}"
-
-
-Slot = NumberSlot | ValueSlot
 
 
 def is_number(value: object) -> bool:
@@ -159,21 +150,11 @@ def _items(value: Any) -> Any:
 
 
 def install(
-    slots: Sequence[Slot], vector: Tensor, optimizers: list[Optimizer]
-) -> tuple[list[NumberGuard], dict[tuple[int, str], TracedNumber]]:
-    """Put traced numbers into the param groups.
-
-    Returns:
-        The list that guards are recorded in, and the numbers of modules, by the identity of the
-        dict that holds each, and its key.
-    """
+    slots: Sequence[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
+) -> list[NumberGuard]:
+    """Put traced numbers into the param groups; returns the list that guards are recorded in."""
     guards: list[NumberGuard] = []
-    values: dict[tuple[int, str], TracedNumber] = {}
     for i, slot in enumerate(slots):
-        if isinstance(slot, ValueSlot):
-            value, take = slot.read(optimizers), operator.itemgetter(i)
-            values[slot.place] = ValueNumber(value, vector[i], guards, take, str(slot))
-            continue
         value = slot.value(optimizers)
         value = int(value) if isinstance(value, int) else float(value)
         number = TracedNumber(value, vector[i], guards, operator.itemgetter(i), str(slot))
@@ -184,7 +165,7 @@ def install(
             before = group[slot.key]
             items = [*before[: slot.index], number, *before[slot.index + 1 :]]
             group[slot.key] = items if isinstance(before, list) else tuple(items)
-    return guards, values
+    return guards
 
 
 class CountBegun(Exception):
@@ -391,7 +372,7 @@ def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
             optimizer.param_groups[:] = own
 
 
-def read_numbers(slots: Sequence[Slot], optimizers: list[Optimizer]) -> Numbers:
+def read_numbers(slots: Sequence[NumberSlot], optimizers: list[Optimizer]) -> Numbers:
     """The values now, in the order of ``slots``."""
     return [slot.read(optimizers) for slot in slots]
 
@@ -409,7 +390,7 @@ _OF_SCHEDULERS = {
 
 
 def unused_guards(
-    slots: Sequence[Slot],
+    slots: Sequence[NumberSlot],
     used: frozenset[int],
     now: Numbers,
     optimizers: list[Optimizer],
@@ -428,7 +409,6 @@ def unused_guards(
         NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
         for i, slot in enumerate(slots)
         if i not in used
-        and isinstance(slot, NumberSlot)
         and slot.optimizer not in idle
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)

@@ -192,33 +192,6 @@ class TracedNumber(float):
         return self.value
 
 
-class ValueNumber(TracedNumber):
-    """A value that hooks set, or what follows from one: who shows or hashes it has seen it."""
-
-    def derived(
-        self, value: float, tensor: Any, compute: Callable[[Numbers], float], text: str
-    ) -> ValueNumber:
-        """What follows from it is one too."""
-        return ValueNumber(value, tensor, self.guards, compute, text)
-
-    def __hash__(self) -> int:
-        return hash(self.plain("hash()"))
-
-    def __repr__(self) -> str:
-        return repr(self.plain("repr()"))
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return format(self.plain("format()"), spec)
-
-    def __reduce__(self) -> tuple[type, tuple[float]]:
-        return float, (self.plain("a copy"),)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> float:
-        return self.plain("a copy")
-
-
 def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
     """Mark a float64 scalar of a trace as what eagerly is a Python float, or an int.
 
@@ -249,8 +222,6 @@ def plain(value: Any, reader: str = "Python") -> Any:
 def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> None:
     def combine(self: TracedNumber, other: Any, swapped: bool) -> Any:
         if isinstance(other, Tensor):
-            if name == "truediv" and not swapped and not is_traced(other):
-                return other.reciprocal() * self.tensor  # as torch has 2.0 / tensor
             pair = (other, self.tensor) if swapped else (self.tensor, other)
             return operation(*pair)
         if _is_foreign(other):

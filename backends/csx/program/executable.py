@@ -27,7 +27,6 @@ from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_by_any
 from fulgurite.backends.csx.graph.update import UPDATE
-from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.objects import AttributeTree, BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.program.speed import Speed
@@ -240,7 +239,7 @@ def _exchange(captured: CapturedStep) -> Exchange:
             name for i, name in names.items() if captured.graph.inputs[i].role is Role.PARAMETER
         ),
         own=frozenset(one.name for i, one in enumerate(graph.inputs) if i in own),
-        numbers=tuple(one for one in sources.numbers if isinstance(one, NumberSlot)),
+        numbers=sources.numbers,
     )
 
 

@@ -8,9 +8,9 @@ it runs, so every step asks; what it asks first is whether there still are the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answ
 from fulgurite.backends.csx.contract import FrozenScalars, HostChange
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import Kind, used_numbers
-from fulgurite.backends.csx.hyperparams.followed_values import ValueSlot
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, depends_on_computed
 from fulgurite.backends.csx.hyperparams.slots import (
-    Slot,
+    NumberSlot,
     are_fixed,
     as_vector,
     group_options,
@@ -142,19 +141,15 @@ class Guards:
         asked = flags & {(id(one.container), one.name) for one in reads}
         reads = [one for one in reads if (id(one.container), one.name) not in asked]
         # whether a normalization tracks is one of the conditions: another value is another program
-        slots = captured[0].sources.numbers
         self._scalars = FrozenScalars(
-            [
-                one
-                for one in reads
-                if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
-            ],
-            slots,
+            one
+            for one in reads
+            if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
         )
         self._tables = [one.tables for one in read if one.tables]
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
-        self.numbers = _number_guards(captured, scope, self._scalars.numbers.keys())
+        self.numbers = _number_guards(captured, scope)
         self._run = [guard for one in read for guard in one.run]
         # the places of state that first steps make, this program's own and those of others
         self._made = [first.is_due for one in captured for first in one.births]
@@ -193,14 +188,7 @@ class Guards:
         if broken:
             return Misfit(StateChanged, broken, is_phase=True, is_of_run=True)
         answer = self._groups.update(self.numbers)
-        if answer is None:
-            return tensors
-        why, guard = answer
-        slot = None if guard.is_of_phase else self.numbers.value_of(guard)
-        if slot is None:
-            return Misfit(StateChanged, why, guard.is_of_phase)
-        change = self._scalars.changed_number(slot)
-        return Misfit(StateChanged, why, is_phase=True, change=change)
+        return tensors if answer is None else Misfit(StateChanged, *answer)
 
     def is_emptied(self) -> bool:
         """Whether there is not all of the state, so that another program makes it."""
@@ -247,10 +235,7 @@ def _state_written(captured: CapturedStep) -> Iterator[int]:
             yield from (id(held.tensor) for held in captured.sources.state[item.index].tensors)
 
 
-def _number_guards(
-    captured: Sequence[CapturedStep], scope: Scope, asked: Set[tuple[int, str]]
-) -> NumberGuards:
-    """What holds of numbers; ``asked`` are the places of values that the step read."""
+def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:
     slots = captured[0].sources.numbers
     now = read_numbers(slots, scope.optimizers)
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))
@@ -259,11 +244,6 @@ def _number_guards(
     by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
     idle = frozenset.intersection(*(one.assumptions.idle for one in captured))
     unused = unused_guards(slots, used, now, scope.optimizers, by_step, idle)
-    unused += [  # read where nothing sees it
-        NumberGuard(str(slot), itemgetter(i), now[i])
-        for i, slot in enumerate(slots)
-        if isinstance(slot, ValueSlot) and slot.place in asked and i not in used
-    ]
     return NumberGuards(
         slots=slots,
         guards=(*guards, *unused),
@@ -275,29 +255,10 @@ def _number_guards(
 class NumberGuards:
     """The numbers that a program takes, and what its Python saw of them."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[NumberSlot, ...]
     guards: tuple[NumberGuard, ...]  # asked when a number is another one
     computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
-
-    @property
-    def has_values(self) -> bool:
-        """Whether attributes of modules, which hooks set, are among the numbers."""
-        return bool(self.slots) and isinstance(self.slots[-1], ValueSlot)
-
-    def value_of(self, guard: NumberGuard) -> ValueSlot | None:
-        """The value of a module that a guard asks for, if it asks for one."""
-        for i, slot in enumerate(self.slots):
-            if isinstance(slot, ValueSlot):
-                numbers: list[Any] = [*(self.held_for or [0.0] * len(self.slots))]
-                numbers[i] = None
-                try:
-                    asks = guard.evaluate(numbers) is None
-                except TypeError:
-                    asks = True
-                if asks:
-                    return slot
-        return None
 
 
 class ParamGroups:
@@ -340,28 +301,27 @@ class ParamGroups:
         now = read_numbers(program.slots, self._scope.optimizers)
         return any(guard.is_of_phase and guard.broken(now) for guard in program.guards)
 
-    def update(self, program: NumberGuards) -> tuple[str, NumberGuard] | None:
+    def update(self, program: NumberGuards) -> tuple[str, bool] | None:
         """Bring ``vector`` up to date for a program.
 
         Returns:
-            What no longer holds, in words, and which guard that is.
+            Which guard does not hold, in words, and whether that is another phase.
         """
         for guard in program.computed:
             broken = guard.broken(self._numbers)
             if broken is not None:
-                return broken, guard
+                return broken, guard.is_of_phase
         if not program.slots:
             return None
         # the list is made anew where a number changes, so that its identity stands for its values
-        is_read = self._numbers_are_read and not program.has_values
-        if is_read and self.vector is not None and program.held_for is self._numbers:
+        if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
             return None
         now = read_numbers(program.slots, self._scope.optimizers)
         if program.held_for != now:
             for guard in program.guards:
                 broken = guard.broken(now)
                 if broken is not None:
-                    return broken, guard
+                    return broken, guard.is_of_phase
         if self.vector is None or self._numbers != now:
             self._numbers, self.vector = now, as_vector(now)
         program.held_for, self._numbers_are_read = self._numbers, True

@@ -181,11 +181,11 @@ class Selection:
         if not misfits:
             return
         misfit = (counted or misfits)[-1]
-        shape = f" (shape {len(counted) + 1} of at most {limit})"
-        most = shape if misfit.error is InputChanged else ""
+        most = ""
+        if misfit.error is InputChanged:
+            most = f" (shape {len(counted) + 1} of at most {limit})"
         reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
         self.why = reason, ""
-        self._scope.values.follow(one.change.slot for one in misfits if one.change is not None)
         if isinstance(self._limit, str) and (change := _of_too_many(misfits)):
             self.why = reason, f"{VALUES} values that hooks set have programs"
             if not self._told_of_values:
