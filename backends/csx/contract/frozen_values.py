@@ -15,7 +15,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from operator import itemgetter
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,7 +127,9 @@ class FrozenScalars:
         own = [read for read in self._reads if read.name in read.container]
         for read in own:
             names.setdefault(id(read.container), (read.container, []))[1].append(read.name)
-        self._getters = [(itemgetter(*keys), container) for container, keys in names.values()]
+        # one more key than there are, so that each gives a tuple
+        pairs = [(itemgetter(*keys, keys[0]), container) for container, keys in names.values()]
+        self._getters = pairs
         self._by_class = [read for read in self._reads if read.name not in read.container]
         without = (*self._absent, *self._by_class)
         self._not_there = [(one.container, one.name) for one in without]
@@ -150,6 +153,12 @@ class FrozenScalars:
         except KeyError:  # gone, or the class has it
             return None
 
+    def _are_same_objects(self) -> bool:
+        now, last = self._now(), self._last
+        if now is None or last is None:
+            return False
+        return all(map(is_, chain.from_iterable(now), chain.from_iterable(last)))
+
     def changed(self) -> HostChange | None:
         """The first that the host has changed."""
         self._found, self._last = next(self._changes(), None), self._now()
@@ -165,11 +174,11 @@ class FrozenScalars:
                 yield _changed(read, MISSING, value)
         if self._by_class:
             scalar_of_class.cache_clear()  # the class may have got another
-        elif self._found is None and self._last is not None and self._now() == self._last:
+        elif self._found is None and self._are_same_objects():
             return
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
-            if value is not was and not (is_scalar(value) and value == was):
+            if value is not was and not _is_same_scalar(value, was):
                 yield _changed(read, was, value)
 
 
@@ -191,6 +200,16 @@ def _changed(read: Access, was: Any, value: Any) -> HostChange:
     found = {"attribute": read.where, "before": _shown(was), "now": _shown(value)}
     what = "{attribute} was {before}, and now is {now}".format(**found)
     return HostChange(what, misuse("frozen_changed", read.line, remedy=remedy, **found))
+
+
+def _is_same_scalar(value: Any, was: Any) -> bool:
+    """Whether Python computes the same with both: 1, 1.0 and True are equal, and 0.0 and -0.0."""
+    if type(value) is not type(was):
+        return False
+    if type(was) is tuple:
+        return len(value) == len(was) and all(map(_is_same_scalar, value, was))
+    same = is_scalar(value) and value == was
+    return same and (type(was) is not float or bool(was) or repr(value) == repr(was))
 
 
 def _is_same(value: Tensor, before: Tensor) -> bool:

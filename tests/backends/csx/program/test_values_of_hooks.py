@@ -106,6 +106,23 @@ def test_a_value_that_comes_back_has_its_program() -> None:
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("values", "how"),
+    [
+        ((1, 1.0, True), lambda v, out, y: CE(out, y) * (2 if type(v) is float else 1)),
+        ((0.0, -0.0), lambda v, out, y: CE(out, y) * np.copysign(1, v)),
+        (((1, 0.5), (1.0, 0.5)), lambda v, out, y: CE(out, y) * (3 if type(v[0]) is int else 1)),
+    ],
+    ids=["types", "signs", "tuples"],
+)
+def test_what_is_equal_and_yet_another_value_has_a_program(values: Any, how: Any) -> None:
+    make = lambda: Reads(how, values[0], of_epoch(*values))  # noqa: E731
+    ours, stock = both(make, lambda: (loader(48),), max_epochs=2 * len(values))
+    assert_same_run(ours, stock)
+    assert len(programs(ours)) == len(values)
+
+
+@pytest.mark.numbers
 def test_an_attribute_that_a_hook_makes_is_found() -> None:
     def second(module: Any) -> None:
         if module.current_epoch == 1:
