@@ -127,9 +127,9 @@ class FrozenScalars:
         own = [read for read in self._reads if read.name in read.container]
         for read in own:
             names.setdefault(id(read.container), (read.container, []))[1].append(read.name)
-        # one more key than there are, so that each gives a tuple
-        pairs = [(itemgetter(*keys, keys[0]), container) for container, keys in names.values()]
-        self._getters = pairs
+        self._getters = [  # one key twice: each gives a tuple
+            (itemgetter(*keys, keys[0]), container) for container, keys in names.values()
+        ]
         self._by_class = [read for read in self._reads if read.name not in read.container]
         without = (*self._absent, *self._by_class)
         self._not_there = [(one.container, one.name) for one in without]
@@ -153,18 +153,20 @@ class FrozenScalars:
         except KeyError:  # gone, or the class has it
             return None
 
-    def _are_same_objects(self) -> bool:
-        now, last = self._now(), self._last
-        if now is None or last is None:
-            return False
-        return all(map(is_, chain.from_iterable(now), chain.from_iterable(last)))
-
     def changed(self) -> HostChange | None:
         """The first that the host has changed."""
-        self._found, self._last = next(self._changes(), None), self._now()
+        now, last = self._now(), self._last
+        untouched = (
+            self._found is None
+            and now is not None
+            and last is not None
+            # not by ==: 1.0 is another value than 1
+            and all(map(is_, chain.from_iterable(now), chain.from_iterable(last)))
+        )
+        self._found, self._last = next(self._changes(untouched), None), now
         return self._found
 
-    def _changes(self) -> Iterator[HostChange]:
+    def _changes(self, untouched: bool) -> Iterator[HostChange]:
         for read, before in self._buffers:
             value = read.now()
             if not isinstance(value, Tensor) or not _is_same(value, before):
@@ -174,7 +176,7 @@ class FrozenScalars:
                 yield _changed(read, MISSING, value)
         if self._by_class:
             scalar_of_class.cache_clear()  # the class may have got another
-        elif self._found is None and self._are_same_objects():
+        elif untouched:
             return
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
@@ -204,12 +206,8 @@ def _changed(read: Access, was: Any, value: Any) -> HostChange:
 
 def _is_same_scalar(value: Any, was: Any) -> bool:
     """Whether Python computes the same with both: 1, 1.0 and True are equal, and 0.0 and -0.0."""
-    if type(value) is not type(was):
-        return False
-    if type(was) is tuple:
-        return len(value) == len(was) and all(map(_is_same_scalar, value, was))
-    same = is_scalar(value) and value == was
-    return same and (type(was) is not float or bool(was) or repr(value) == repr(was))
+    same = type(value) is type(was) and is_scalar(value) and value == was
+    return bool(same) and repr(value) == repr(was)
 
 
 def _is_same(value: Tensor, before: Tensor) -> bool:
