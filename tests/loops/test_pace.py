@@ -93,6 +93,12 @@ def test_what_was_compiled_before_the_first_step() -> None:
     )
 
 
+def test_a_fit_that_took_longer_says_how_many_times() -> None:
+    speed = speed_of((0, 0.0), (299, 0.004))
+    fit = made(speed, total_s=20.0, stock=Stock(total_s=0.5, batch_s=0.08))
+    assert "  Lightning  about 0.50 s (an estimate): this took 40.0 times as long\n" in str(fit)
+
+
 def test_what_was_compiled_meanwhile_is_in_no_sum() -> None:
     one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
     speed = speed_of((100, 0.05), (199, 0.005))

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.compile.background import queue as background
 from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.inductor.headers import HEADER
+from fulgurite.backends.csx.costs import stock
 from fulgurite.backends.csx.costs.stock import Used
 from fulgurite.backends.csx.program import announcements, speed
 from fulgurite.backends.csx.program.speed import STRETCH_STEPS
@@ -269,6 +270,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
     monkeypatch.setattr(announcements, "say", say)
     monkeypatch.setattr(speed, "STRETCH_S", 0)
     monkeypatch.setattr(Used, "is_busy", False)  # beside other tests there may be no estimate
+    monkeypatch.setattr(stock, "measured_before", lambda name: [])  # by the other of these tests
     monkeypatch.setattr(Compilation, "in_background", lambda compilation: None)
     monkeypatch.setattr(later.Later, "_settle", settle)
     compile_at(steps_before + 1)

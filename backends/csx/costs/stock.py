@@ -25,9 +25,9 @@ from torch import nn
 
 from fulgurite.backends.csx.compile.store.measured import measured_before, note_measured
 
-# units, of a batch: its loops and hooks; of each operation and logged value; and of a bar that is
-# shown, on a terminal where it is Rich's
-_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 2.3, 0.009, 0.5, 0.3, 2.0
+# units, of a batch that is trained on and of one that is not: loops and hooks; of each operation
+# and logged value; and of a bar that is shown, on a terminal where it is Rich's
+_BATCH, _EVALUATED, _OPERATION, _LOGGED, _BAR, _RICH = 2.3, 1.4, 0.009, 0.5, 0.3, 2.0
 _BUSY = 0.1
 """Seconds that a thread waits for a core, by those that it has one: 0.01 to 0.07 on two idle cores,
 0.6 to 0.9 beside two busy processes (measured)."""
@@ -104,7 +104,8 @@ def estimate(trainer: pl.Trainer, stages: Mapping[str, Stage], total_s: float) -
     unit, found = unit_s(), dict[str, float]()
     bar_s = _bar_units(trainer) * unit
     for name, stage in stages.items():
-        each = [_batch_s(one, unit) for one in stage.entries]
+        loops = _BATCH if name == "training" else _EVALUATED
+        each = [_batch_s(one, unit, loops) for one in stage.entries]
         known = [seconds for seconds in each if seconds is not None]
         if stage.batches and not known:
             return None
@@ -130,14 +131,14 @@ def unit_s() -> float:
     return statistics.median(seconds)
 
 
-def _batch_s(entry: Counts, unit: float) -> float | None:
+def _batch_s(entry: Counts, unit: float, loops: float) -> float | None:
     """What a batch takes in stock Lightning, noted for processes that find it compiled."""
     name = f"stock {entry.key}"
     if entry.kernels_s is None:
         before = measured_before(name)
         return statistics.median(before) * unit if before else None
-    python = _BATCH + _OPERATION * entry.operations + _LOGGED * entry.logged
-    if entry.key and not entry.compiled:
+    python = loops + _OPERATION * entry.operations + _LOGGED * entry.logged
+    if entry.key:
         note_measured(name, entry.kernels_s / unit + python)
     return entry.kernels_s + python * unit
 

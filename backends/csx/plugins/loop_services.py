@@ -78,10 +78,14 @@ class LoopServices(Strategy):
 
     def begin_run(self) -> None:
         """A loop begins; a tuner lets one run many times, with batches of other sizes."""
-        self._used, self._before = Used(), {}
-        for name, step in self.step_functions.items():
+        for step in self.step_functions.values():
             step.begin_run()
-            self._before[name] = step.runs, step.speed.in_steps_s
+
+    def begin_measuring(self) -> None:
+        """A run begins, with its sanity check: what it takes counts from here."""
+        self.audit_budget.begin()
+        self._used, steps = Used(), self.step_functions.items()
+        self._before = {name: (step.runs, step.speed.in_steps_s) for name, step in steps}
 
     def say(self, lines: str) -> None:
         """Print lines above the progress bar, or, where there is none, to the log."""

@@ -182,7 +182,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         assert module is not None
         refuse_unsupported(trainer, module)
         forget_warned_lines()
-        self.audit_budget.begin()
+        self.begin_measuring()
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)

@@ -219,14 +219,14 @@ class Builder:
         if self.backend.validate_only:
             return {}
         what = f"the {self.stage} program, {program.operations} operations"
-        trainer = self.scope.trainer
+        trainer, one_of = self.scope.trainer, " ({})" if len(captured) > 1 else ""
         # the sanity check comes first, but the training's program is the one that is waited for
         urgent = trainer is None or not trainer.sanity_checking
         whose = f"{type(self.scope.module).__name__} of {script()}: {what}"
         return {
             name: self.fabric.load(
                 one.graph,
-                lambda doing: shown(trainer, f"{doing} {what}"),
+                lambda doing, name=name: shown(trainer, f"{doing} {what}{one_of.format(name)}"),
                 Wanted(urgent, worth, votes_of(one.outputs.calls), never, whose),
             )
             for name, one in captured.items()

@@ -22,6 +22,7 @@ from fulgurite.backends.csx.streaming.residency import Traffic
 
 _FEW = 20
 """Batches, of which the first ones' pace says little of how long others take."""
+_ALIKE = 0.95  # times as long, from where on it is told as Lightning's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +130,10 @@ def _lines(text: str, name: str) -> list[tuple[str, str]]:
 def _lightning(fit: FitSummary) -> str:
     if fit.lightning_s is None:
         return "no estimate: other processes had the cores" if fit.was_busy else ""
-    times = fit.lightning_s / fit.total_s
-    return f"about {_in_s(fit.lightning_s)}, {times:.1f} times as long (an estimate)"
+    times, told = fit.lightning_s / fit.total_s, f"about {_in_s(fit.lightning_s)}"
+    if times < _ALIKE:
+        return f"{told} (an estimate): this took {1 / times:.1f} times as long"
+    return f"{told}, {times:.1f} times as long (an estimate)"
 
 
 def _compiled(fit: FitSummary) -> str:

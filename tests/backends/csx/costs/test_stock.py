@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from rich.console import Console
 
 from fulgurite.backends.csx.costs import stock
 from fulgurite.backends.csx.costs.stock import Counts, Stage, Used, estimate
+from fulgurite.backends.csx.program import build
+from fulgurite.backends.csx.program.description import Program
 
 UNIT_S = 0.001
 
@@ -33,9 +36,9 @@ def counts(**given: Any) -> Counts:
     return Counts(**{**fields, **given})
 
 
-def batch_s(operations: int, logged: int, kernels_s: float = 0.002) -> float:
-    python = stock._BATCH + stock._OPERATION * operations + stock._LOGGED * logged
-    return kernels_s + python * UNIT_S
+def batch_s(operations: int, logged: int, loops: float = stock._BATCH) -> float:
+    python = loops + stock._OPERATION * operations + stock._LOGGED * logged
+    return 0.002 + python * UNIT_S
 
 
 def test_all_batches_take_what_stock_takes_and_the_rest_what_it_took(
@@ -48,7 +51,7 @@ def test_all_batches_take_what_stock_takes_and_the_rest_what_it_took(
     found = estimate(make_trainer(True), stages, total_s=5.0)
     assert found is not None
     assert found.batch_s == pytest.approx(batch_s(100, 1))
-    wanted_s = 1.5 + 1000 * batch_s(100, 1) + 100 * batch_s(20, 2)
+    wanted_s = 1.5 + 1000 * batch_s(100, 1) + 100 * batch_s(20, 2, stock._EVALUATED)
     assert found.total_s == pytest.approx(wanted_s)
 
 
@@ -60,6 +63,18 @@ def test_a_program_that_is_found_compiled_takes_what_an_earlier_run_has_noted(
     assert estimate(trainer, {"training": Stage([found_compiled], 10, 0.0)}, 1.0) is None
     first = estimate(trainer, {"training": Stage([counts()], 10, 0.0)}, 1.0)
     again = estimate(trainer, {"training": Stage([found_compiled], 10, 0.0)}, 1.0)
+    assert first is not None
+    assert again is not None
+    assert again.total_s == pytest.approx(first.total_s)
+
+
+def test_what_was_measured_before_code_was_compiled_is_noted_too(
+    notes: dict[str, list[float]],
+) -> None:
+    trainer = make_trainer(True)
+    compared = {"training": Stage([counts(compiled=True)], 10, 0.0)}  # once, operation by operation
+    found_compiled = {"training": Stage([counts(compiled=True, kernels_s=None)], 10, 0.0)}
+    first, again = (estimate(trainer, one, 1.0) for one in (compared, found_compiled))
     assert first is not None
     assert again is not None
     assert again.total_s == pytest.approx(first.total_s)
@@ -108,3 +123,20 @@ def test_a_fit_has_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fit(Measured, lambda: (loader(320), loader(64)), static=True)
     found = run.trainer.fit_summary
     assert found.lightning_s > 20 * found.lightning_batch_s > 0
+
+
+@pytest.mark.fits
+def test_stock_does_not_wait_for_what_the_sanity_check_builds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Used, "is_busy", False)
+    make = build.make_program
+
+    def slow(stage: str, *args: Any) -> Program:
+        time.sleep(3.0 if stage == "validation" else 0.0)
+        return make(stage, *args)
+
+    monkeypatch.setattr(build, "make_program", slow)
+    run = fit(Measured, lambda: (loader(320), loader(64)), static=True, num_sanity_val_steps=1)
+    found = run.trainer.fit_summary
+    assert found.lightning_s < 3.0 < found.total_s
