@@ -6,6 +6,7 @@ The mixin is a part of ``StaticGraph``: it puts together what the rooms below it
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -17,13 +18,14 @@ import lightning.pytorch as pl
 import torch
 import torch.utils._pytree as pytree
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
-from fulgurite.backends.csx.costs.stock import Stage, Used, estimate
+from fulgurite.backends.csx.costs.stock import Stage, Used, estimate, unit_s
 from fulgurite.backends.csx.graph.passes.hold import GUARD
 from fulgurite.backends.csx.objects import Trees, holders_in
 from fulgurite.backends.csx.plugins.checkpoint_position import Progress, position_of
@@ -54,6 +56,7 @@ class LoopServices(Strategy):
     fit_summary: FitSummary | None = None  # of the latest fit
     _evaluation: EvaluationSteps
     _used: Used  # of the processor, since the run began
+    _unit_s: float  # of Python, when it did
     _before: dict[
         str, tuple[int, float]
     ]  # batches of each stage, and seconds in its steps, by then
@@ -84,6 +87,8 @@ class LoopServices(Strategy):
     def begin_measuring(self) -> None:
         """A run begins, with its sanity check: what it takes counts from here."""
         self.audit_budget.begin()
+        fits = self._trainer.state.fn == TrainerFn.FITTING
+        self._unit_s = unit_s() if fits else math.inf
         self._used, steps = Used(), self.step_functions.items()
         self._before = {name: (step.runs, step.speed.in_steps_s) for name, step in steps}
 
@@ -120,7 +125,7 @@ class LoopServices(Strategy):
             costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
             training=trained,
             why_not=training.why_not_compiled(),
-            stock=None if busy else estimate(self._trainer, stages, total_s),
+            stock=None if busy else estimate(self._trainer, stages, total_s, self._unit_s),
             was_busy=busy,
             shapes=training.uncompiled(),
             streamed=replace(residency.traffic) if residency.is_open else None,
