@@ -209,7 +209,7 @@ def _writes(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, str, UserLine
         if "trainer" in (*code.co_names, *code.co_varnames, *code.co_freevars):
             for said in mentions(code):
                 if said.is_set and said.owner in ("trainer", None):
-                    yield code, said.name, UserLine(code.co_filename, said.line, code.co_name)
+                    yield code, said.name, UserLine.at(code, said.line)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,7 +52,6 @@ class LineFinder:
         return self._ran
 
     def _look(self, frame: FrameType) -> None:
-        code = frame.f_code
         for change in self._changes():
-            line = UserLine(code.co_filename, self._at[id(frame)], code.co_name)
+            line = UserLine.at(frame.f_code, self._at[id(frame)])
             self.found.setdefault(change.name, line)

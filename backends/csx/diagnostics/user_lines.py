@@ -55,6 +55,7 @@ LIBRARIES = frozenset(
 _NO_MODELS = LIBRARIES | {"", "numpy", "scipy", "pandas", "sklearn", "PIL", "_pytest", "pluggy"}
 _CALL = torch.nn.Module._call_impl.__code__
 _BACKWARD = "the backward pass"
+_COMPREHENSIONS = {f"<{one}>" for one in ("listcomp", "setcomp", "dictcomp", "genexpr")}
 _IN = "\n    in "  # after a line's source, before the module
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -73,9 +74,18 @@ class UserLine:
     inside: UserLine | None = field(default=None, compare=False)
 
     @classmethod
+    def at(cls, code: CodeType, line: int, inside: UserLine | None = None) -> UserLine:
+        """A line of this code; a comprehension is part of the function it is written in."""
+        function = code.co_name
+        if function in _COMPREHENSIONS:  # from Python 3.12 on most have no code of their own
+            around = [one for one in code.co_qualname.split(".") if not one.startswith("<")]
+            function = around[-1] if around else "<module>"
+        return cls(code.co_filename, line, function, inside)
+
+    @classmethod
     def of_frame(cls, frame: FrameType, inside: UserLine | None = None) -> UserLine:
         """The line that a frame is in."""
-        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, inside)
+        return cls.at(frame.f_code, frame.f_lineno, inside)
 
     @classmethod
     def of_method(cls, owner: type, name: str) -> UserLine | None:
@@ -85,13 +95,12 @@ class UserLine:
         ours = ("lightning", "fulgurite.optim")
         if code is None or str(function.__module__).startswith(ours):
             return None
-        return cls(code.co_filename, code.co_firstlineno, code.co_name)
+        return cls.at(code, code.co_firstlineno)
 
     @classmethod
     def of_function(cls, function: FunctionType) -> UserLine:
         """Where a function is defined: its ``def``, below the decorators."""
-        code = function.__code__
-        found = cls(code.co_filename, code.co_firstlineno, code.co_name)
+        found = cls.at(function.__code__, function.__code__.co_firstlineno)
         while found.source.startswith("@"):
             found = cls(found.file, found.line + 1, found.function)
         return found
@@ -241,7 +250,7 @@ def line_naming(
                     continue
                 for said in mentions(one.__code__):
                     if said.name in names and (said.is_set or not stored):
-                        return UserLine(one.__code__.co_filename, said.line, one.__code__.co_name)
+                        return UserLine.at(one.__code__, said.line)
     return None
 
 
@@ -255,8 +264,7 @@ def raised_at(error: BaseException) -> UserLine | None:
     found, traceback = None, error.__traceback__
     while traceback is not None:
         if not is_library(traceback.tb_frame):
-            code = traceback.tb_frame.f_code
-            found = UserLine(code.co_filename, traceback.tb_lineno, code.co_name)
+            found = UserLine.at(traceback.tb_frame.f_code, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
 

@@ -20,7 +20,7 @@ from fulgurite.backends.csx.capture import (
     run_as_lightning,
     undo_on_failure,
 )
-from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
+from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Shown, Wanted
 from fulgurite.backends.csx.compile.store.measured import note_measured
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import Access, valueless
@@ -220,13 +220,17 @@ class Builder:
             return {}
         what = f"the {self.stage} program, {program.operations} operations"
         trainer, one_of = self.scope.trainer, " ({})" if len(captured) > 1 else ""
+
+        def telling(entry: str) -> Shown:
+            return lambda doing: shown(trainer, f"{doing} {what}{one_of.format(entry)}")
+
         # the sanity check comes first, but the training's program is the one that is waited for
         urgent = trainer is None or not trainer.sanity_checking
         whose = f"{type(self.scope.module).__name__} of {script()}: {what}"
         return {
             name: self.fabric.load(
                 one.graph,
-                lambda doing, name=name: shown(trainer, f"{doing} {what}{one_of.format(name)}"),
+                telling(name),
                 Wanted(urgent, worth, votes_of(one.outputs.calls), never, whose),
             )
             for name, one in captured.items()

@@ -112,7 +112,7 @@ def _where_made(kind: type, key: Any) -> UserLine | None:
         for i, text in enumerate(lines):
             if sets.search(text):
                 code = function.__code__
-                return UserLine(code.co_filename, first + i, code.co_name)
+                return UserLine.at(code, first + i)
     return None
 
 
