@@ -55,6 +55,49 @@ def representable(number: float) -> bool:
     return torch.allclose(rounded(given.float()).double(), given, 0, 0, equal_nan=True)
 
 
+def moved_statistics(
+    x: Tensor, mean: Tensor, var: Tensor, momentum: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Running statistics in a narrow type after a batch, rounded as batch norm's kernels do.
+
+    To the bit (torch 2.13). What is stored moves by so little in a step that other roundings make
+    another value of it: 3 % of a variance after 20 steps (measured).
+
+    Args:
+        x: [N, C, ...], the batch, in the narrow type.
+        mean, var: [C], the running ones.
+        momentum: the share of the batch, a number or float64[].
+    """
+    kind, count = mean.dtype, x.numel() // x.shape[1]
+
+    def rounded(value: Tensor) -> Tensor:
+        return value.to(kind).float()  # the compiler keeps no other rounding than this
+
+    def in_kind(value: Tensor | float) -> Tensor | float:
+        if isinstance(value, Tensor):
+            return rounded(value)
+        return torch.tensor(value, dtype=kind).item()
+
+    variance, average = torch.var_mean(x.detach().float(), [0, *range(2, x.ndim)], correction=0)
+    total, is_dense = variance * count, _takes_as_it_is(x)
+    if is_dense and kind is torch.bfloat16:
+        share = in_kind(momentum)
+        keep = in_kind(1 - share)
+        spread = rounded(rounded(total) / in_kind(count - 1)) * share
+        average = rounded(rounded(average) * share) + rounded(mean.float() * keep)
+        return average, spread + rounded(var.float() * keep)
+    average = average if is_dense else rounded(average)
+    moved = ((average, mean), (total / (count - 1), var))
+    now, then = (new.double() * momentum + old.double() * (1 - momentum) for new, old in moved)
+    return now, then
+
+
+def _takes_as_it_is(x: Tensor) -> bool:
+    """Whether batch norm has a kernel for the layout; others go through another, slower one."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+    return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What ``torch.finfo`` says of a type, by the same names."""

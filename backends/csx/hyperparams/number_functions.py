@@ -22,8 +22,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.nn.functional import batch_norm
 
-from fulgurite.backends.csx.graph.dtypes import NARROW
+from fulgurite.backends.csx.graph.dtypes import NARROW, moved_statistics
 from fulgurite.backends.csx.graph.update import UPDATE
 from fulgurite.backends.csx.hyperparams.traced_float import (
     TracedNumber,
@@ -254,12 +255,17 @@ def _batch_norm(
     name: str, x: Tensor, mean: Tensor, variance: Tensor, momentum: Any, **options: Any
 ) -> Any:
     """``F.batch_norm`` with a momentum that is a number, as ``momentum=None`` makes it."""
-    now = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
-    for running, value in zip((variance, mean), now, strict=True):
-        # the kernel takes Python's numbers alone, so the running statistics are written here and
-        # the kernel is given none
-        running.add_(_multiply(value - running, momentum))
-    return torch.nn.functional.batch_norm(x, None, None, **options)
+    # the kernel takes Python's numbers alone, so the running statistics are written here and the
+    # kernel is given none
+    if mean.dtype in NARROW:
+        moved = moved_statistics(x, mean, variance, tensor_or_value(momentum))
+        for running, value in zip((mean, variance), moved, strict=True):
+            running.copy_(value)
+    else:
+        now = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
+        for running, value in zip((variance, mean), now, strict=True):
+            running.add_(_multiply(value - running, momentum))
+    return batch_norm(x, None, None, **options)
 
 
 _OVERRIDES: dict[str, Callable[..., Any]] = {
@@ -318,9 +324,8 @@ _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipo
 def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
     """``call(func, args, kwargs)``; where numbers meet narrow floats, in float32, rounded once."""
     narrow = _narrow_dtype(args, kwargs)
-    # what such a call writes into would be a copy in float32 here, and the write would be lost
-    writes_elsewhere = func is Tensor.__setitem__ or "out" in kwargs
-    if narrow is None or writes_elsewhere:
+    # these round by themselves
+    if narrow is None or "out" in kwargs or func in (Tensor.__setitem__, batch_norm):
         return call(func, args, kwargs)
     rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
 
@@ -330,11 +335,19 @@ def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: A
             return as_number(number.to(narrow).to(number.dtype))
         return leaf if is_traced(leaf) else widened(leaf)
 
-    wide = [operand(arg) for arg in args]
-    result = call(func, wide, {key: operand(arg) for key, arg in kwargs.items()})
+    wide = [*map(operand, args), *map(operand, kwargs.values())]
+    result = call(func, wide[: len(args)], dict(zip(kwargs, wide[len(args) :], strict=True)))
+    for given, copy in zip((*args, *kwargs.values()), wide, strict=True):
+        if copy is not given and not is_traced(copy) and (copy is result or _is_written(copy)):
+            given.copy_(copy)
     if result is wide[0]:  # in place
-        return args[0].copy_(result)
+        return args[0]
     return result.to(narrow) if result.is_floating_point() else result
+
+
+def _is_written(fresh: Tensor) -> bool:
+    """Whether somebody has written a tensor since it was made."""
+    return not fresh.is_inference() and fresh._version > 0
 
 
 def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from fulgurite.backends import torch_compiler
+from fulgurite.backends.csx.graph.dtypes import NARROW, moved_statistics
 from fulgurite.backends.csx.graph.lstm import WRITTEN_OUT
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import applied, patches_of
@@ -28,6 +29,8 @@ def decompositions() -> dict[Any, Any]:
     }
     for operation in _NORMS:
         table[operation] = _with_full_statistics(table[operation])
+    batch_norm = torch.ops.aten.native_batch_norm.default
+    table[batch_norm] = _with_narrow_statistics(table[batch_norm])
     for operation in _LAID_OUT:
         table[operation] = _in_eager_layout(table[operation])
     return table | WRITTEN_OUT
@@ -98,6 +101,31 @@ def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., An
         dtypes = [t.dtype for t in rest if isinstance(t, Tensor)]
         y, *statistics = decomposition(x.to(dtypes[0]) if dtypes else x, *rest)
         return y.to(x.dtype), *statistics
+
+    return decomposed
+
+
+def _with_narrow_statistics(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Round running statistics of 16 bits as batch norm's kernel does: torch's rounds them once."""
+
+    def decomposed(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Any:
+        rest = (weight, bias), (training, momentum, eps)
+        if not training or mean is None or var is None or mean.dtype not in NARROW:
+            return decomposition(x, *rest[0], mean, var, *rest[1])
+        moved = moved_statistics(x, mean, var, momentum)
+        made = decomposition(x, *rest[0], None, None, *rest[1])
+        mean.copy_(moved[0])
+        var.copy_(moved[1])
+        return made
 
     return decomposed
 
