@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+_PYTHONS_OWN = 1_000  # objects: 3.12 has frozen 375 when it begins, which may thaw
 _YOUNG, _FULL = 10_000, 1_000_000  # objects until a collection; collections until a full one
 
 
@@ -32,7 +33,9 @@ def young_alone() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else somebody has frozen objects, which would thaw
+        if (
+            gc.get_freeze_count() < _PYTHONS_OWN
+        ):  # else somebody has frozen objects, which would thaw
             gc.freeze()
             gc.unfreeze()
         gc.set_threshold(*before)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.utils.data import Subset
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import (
@@ -158,36 +159,49 @@ def _short(indices: Any) -> str:
 # -- a sample that fails ------------------------------------------------------------------------
 
 
+class _Asked(list[Any]):
+    """The indices of a batch; ``now`` has the one that the dataset is asked for, or nothing."""
+
+    now: tuple[Any, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in list.__iter__(self):
+            self.now = (index,)
+            yield index
+        self.now = ()
+
+
 def _fetch_told(self: Any, possibly_batched_index: Any) -> Any:
     """torch's; an error says which sample it came from."""
+    indices = possibly_batched_index
+    getter = getattr(self.dataset, "__getitems__", None)
+    one_by_one = getter is None or getter.__module__ == Subset.__module__
+    if self.auto_collation and isinstance(indices, (list, tuple)) and one_by_one:
+        indices = _Asked(indices)
     try:
-        return _fetch(self, possibly_batched_index)
+        return _fetch(self, indices)
     except StopIteration as error:
         raise RuntimeError(
             "The dataset raised StopIteration, which would end the epoch early in silence."
-            f" {_sample_in_words(error.__traceback__, possibly_batched_index)}"
+            f" {_sample_in_words(error.__traceback__, indices)}"
         ) from error
     except Exception as error:
-        error.add_note(_sample_in_words(error.__traceback__, possibly_batched_index))
+        error.add_note(_sample_in_words(error.__traceback__, indices))
         raise
 
 
 def _sample_in_words(traceback: TracebackType | None, indices: Any) -> str:
-    """Which sample of a batch an error came from, by what torch's frames hold."""
+    """Which sample of a batch an error came from."""
     if not isinstance(indices, (list, tuple)):
         return f"It came from dataset[{indices!r}]."
     of_batch = f"a batch of dataset[{_short(indices)}]"
+    if isinstance(indices, _Asked) and indices.now:
+        return f"The sample was dataset[{indices.now[0]!r}], of {of_batch}."
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
-        values = frame.f_locals
-        if frame.f_code is _fetch.__code__ and isinstance(values.get("data"), list):
-            odd = _odd_sample(values["data"], indices)
-            return f"The samples were put together as {of_batch}.{odd}"
-        index = values.get("idx")
-        torchs = "torch.utils.data" in str(frame.f_globals.get("__name__"))
-        # by identity: in torch's own frames "idx" is one of the indices that the sampler gave
-        if torchs and index is not None and any(index is one for one in indices):
-            return f"The sample was dataset[{index!r}], of {of_batch}."
+        data = frame.f_locals.get("data") if frame.f_code is _fetch.__code__ else None
+        if isinstance(data, list):
+            return f"The samples were put together as {of_batch}.{_odd_sample(data, indices)}"
     return f"It came from {of_batch}."
 
 
