@@ -137,9 +137,11 @@ class DataShape(OneClass):
         # these have their own arguments, and no loader is made around them
         whole = (loader, report.classes.library("lightning.pytorch.LightningDataModule"))
         if target is not None and not (inspect.isclass(target) and issubclass(target, whole)):
-            takes = names_of(target)
-            for key in names_of(loader, _DATASET):
-                if key in own and key not in takes:
+            takes, loaders = list(names_of(target)), list(names_of(loader, _DATASET))
+            for key in [one for one in own if one not in takes]:
+                # a mistyped one too: where the loader refuses it, it names the nearest
+                of_loader = nearest(key, [*takes, *loaders]) not in ("", nearest(key, takes))
+                if key in loaders or of_loader:
                     beside[key] = own.pop(key)
         call = super().called(replace(found, arguments=own), report)
         if call is None:

@@ -88,7 +88,8 @@ def test_mistakes_in_arguments_of_the_loader_are_told(tmp_path: Path) -> None:
     with pytest.raises(ParameterFileError) as caught:
         check(with_data(described(tmp_path), train))
     assert "train_dataloader.batch_size: expected" in str(caught.value)
-    assert "train_dataloader.shufle: Rows takes no 'shufle'" in str(caught.value)
+    wanted = "train_dataloader.shufle: DataLoader takes no 'shufle'. Did you mean 'shuffle'?"
+    assert wanted in str(caught.value)
 
 
 def test_a_function_that_makes_a_loader_takes_no_arguments_of_one(tmp_path: Path) -> None:
