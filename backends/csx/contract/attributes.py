@@ -40,6 +40,7 @@ from fulgurite.backends.csx.contract.frozen_reads import warn
 from fulgurite.backends.csx.contract.frozen_values import (
     Access,
     buffer_code,
+    is_same_scalar,
     is_scalar,
     may_be_scalar,
     scalar_of_class,
@@ -271,8 +272,8 @@ class Attributes:
         key = (id(module), name)
         buffers = module._buffers
         now = (buffers if name in buffers else vars(module)).get(name, MISSING)
-        if now is value:
-            return value
+        if now is value or (is_scalar(now) and is_same_scalar(value, now)):
+            return value  # so that it is compared from now on: a hook may change it
         self._written.add(key)
         if key[0] in self._paths and not is_library(caller(sys._getframe(2))):
             if key in self._reads:

@@ -180,7 +180,7 @@ class FrozenScalars:
             return
         for read, was in zip(self._reads, self._values, strict=True):
             value = read.now()
-            if value is not was and not _is_same_scalar(value, was):
+            if value is not was and not is_same_scalar(value, was):
                 yield _changed(read, was, value)
 
 
@@ -204,7 +204,7 @@ def _changed(read: Access, was: Any, value: Any) -> HostChange:
     return HostChange(what, misuse("frozen_changed", read.line, remedy=remedy, **found))
 
 
-def _is_same_scalar(value: Any, was: Any) -> bool:
+def is_same_scalar(value: Any, was: Any) -> bool:
     """Whether Python computes the same with both: 1, 1.0 and True are equal, and 0.0 and -0.0."""
     same = type(value) is type(was) and is_scalar(value) and value == was
     return bool(same) and repr(value) == repr(was)

@@ -278,19 +278,42 @@ def test_a_buffer_that_the_host_fills_follows() -> None:
 # -- scalars that the step changes -----------------------------------------------------------------
 
 
-def warned(work: Any, **attributes: Any) -> tuple[Run, list[warnings.WarningMessage]]:
+def warned(
+    work: Any, *callbacks: pl.Callback, **attributes: Any
+) -> tuple[Run, list[warnings.WarningMessage]]:
     """The run and its warnings about frozen values; the step has two entry points."""
     frozen._SHOWN.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", FrozenValueWarning)
         make = lambda: Steps(work, **attributes)  # noqa: E731
-        done = fit(make, lambda: (loader(64),), static=True, accumulate_grad_batches=2)
+        windows = {"accumulate_grad_batches": 2, "callbacks": callbacks}
+        done = fit(make, lambda: (loader(64),), static=True, **windows)
     return done, [warning for warning in seen if warning.category is FrozenValueWarning]
 
 
 def counts(module: Any, loss: Tensor) -> None:
     module.n += 1
+
+
+class SetsIt(pl.Callback):
+    """Sets a number that the step halves: 0 for the first window."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        pl_module.w = float(batch_idx // 2)
+
+
+def halves(module: Any, loss: Tensor) -> Tensor:
+    loss = loss * (1.0 + module.w)
+    module.w = module.w * 0.5
+    return loss
+
+
+def test_a_write_that_changes_nothing_hides_no_later_one() -> None:
+    _, [warning] = warned(halves, SetsIt(), w=0.0)
+    assert "self.w was changed from 1.0 to 0.5 while the step was traced" in str(warning.message)
 
 
 def reads_buffers(module: Any, loss: Tensor) -> Tensor:
