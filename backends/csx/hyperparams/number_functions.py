@@ -262,7 +262,7 @@ def _batch_norm(
         for running, value in zip((mean, variance), moved, strict=True):
             running.copy_(value)
     else:
-        now = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
+        now = torch.var_mean(x.detach().to(mean.dtype), [0, *range(2, x.ndim)])
         for running, value in zip((variance, mean), now, strict=True):
             running.add_(_multiply(value - running, momentum))
     return batch_norm(x, None, None, **options)
@@ -280,7 +280,15 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
     "batch_norm": _batch_norm,
 }
 
+
+def _multiplied_in_place(x: Tensor, y: Any) -> Any:
+    """The kernel of ``_foreach_mul_`` alone rounds a number to a narrow type (torch 2.13)."""
+    rounds = is_traced(y) and x.dtype in NARROW
+    return call_with_numbers(torch.mul, (x, _in_type(y, x.dtype) if rounds else y), {})
+
+
 _EACH: dict[str, Callable[..., Any]] = {
+    "mul_": _multiplied_in_place,
     "maximum": lambda x, y: call_with_numbers(torch.clamp, (x,), {"min": y}),
     "minimum": lambda x, y: call_with_numbers(torch.clamp, (x,), {"max": y}),
     "norm": torch.linalg.vector_norm,
@@ -304,7 +312,9 @@ def _foreach(name: str, args: Any, kwargs: Any) -> Any:
 
         return pick
 
-    function = _EACH.get(base) or getattr(torch, base, None) or getattr(Tensor, base)
+    function = (
+        _EACH.get(name) or _EACH.get(base) or getattr(torch, base, None) or getattr(Tensor, base)
+    )
     results = []
     for i in range(count):
         pick = nth(i)
@@ -317,22 +327,26 @@ def _foreach(name: str, args: Any, kwargs: Any) -> Any:
     return None
 
 
-_ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
+_ROUND_THEIR_NUMBER = (
+    *("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "rpow", "ipow"),
+    *("remainder", "mod", "rmod", "imod", "fmod"),
+)
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
+
+
+_ROUND_THEMSELVES = (Tensor.__setitem__, batch_norm, _multiplied_in_place)
 
 
 def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
     """``call(func, args, kwargs)``; where numbers meet narrow floats, in float32, rounded once."""
     narrow = _narrow_dtype(args, kwargs)
-    # these round by themselves
-    if narrow is None or "out" in kwargs or func in (Tensor.__setitem__, batch_norm):
+    if narrow is None or "out" in kwargs or func in _ROUND_THEMSELVES:
         return call(func, args, kwargs)
     rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
 
     def operand(leaf: Any) -> Any:
         if is_traced(leaf) and rounds_number:
-            number = tensor_or_value(leaf)
-            return as_number(number.to(narrow).to(number.dtype))
+            return _in_type(leaf, narrow)
         return leaf if is_traced(leaf) else widened(leaf)
 
     wide = [*map(operand, args), *map(operand, kwargs.values())]
@@ -343,6 +357,12 @@ def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: A
     if result is wide[0]:  # in place
         return args[0]
     return result.to(narrow) if result.is_floating_point() else result
+
+
+def _in_type(number: Any, kind: torch.dtype) -> Any:
+    """A traced number, rounded to a type."""
+    value = tensor_or_value(number)
+    return as_number(value.to(kind).to(value.dtype))
 
 
 def _is_written(fresh: Tensor) -> bool:

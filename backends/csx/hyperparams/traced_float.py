@@ -222,6 +222,8 @@ def plain(value: Any, reader: str = "Python") -> Any:
 def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> None:
     def combine(self: TracedNumber, other: Any, swapped: bool) -> Any:
         if isinstance(other, Tensor):
+            if name == "truediv" and not swapped and not is_traced(other):
+                return other.reciprocal() * self.tensor  # as torch has 2.0 / tensor
             pair = (other, self.tensor) if swapped else (self.tensor, other)
             return operation(*pair)
         if _is_foreign(other):

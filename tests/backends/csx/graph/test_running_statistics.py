@@ -92,6 +92,20 @@ NORMS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_of_a_narrow_batch_are_wide_under_autocast(momentum: float | None) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=momentum))
+
+    ours, stock = both(
+        lambda: Normed((8,), make(), "contiguous"), lambda: (loader(320),), precision="bf16-mixed"
+    )
+    wanted = dict(stock.module.named_buffers())
+    for one, value in ours.module.named_buffers():
+        torch.testing.assert_close(value, wanted[one], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.numbers
 @pytest.mark.parametrize("name", NORMS)
 def test_buffers_of_modules_are_stocks(name: str) -> None:
     shape, norm, layout = NORMS[name]
