@@ -252,9 +252,14 @@ def _item(name: str, x: Any, *place: Any) -> Any:
 
 
 def _batch_norm(
-    name: str, x: Tensor, mean: Tensor, variance: Tensor, momentum: Any, **options: Any
+    name: str, x: Tensor, mean: Tensor, variance: Tensor, *rest: Any, **options: Any
 ) -> Any:
     """``F.batch_norm`` with a momentum that is a number, as ``momentum=None`` makes it."""
+    named = dict(zip(("weight", "bias", "training", "momentum", "eps"), rest, strict=False))
+    options = {**named, **options}
+    momentum = options.pop("momentum", None)
+    if mean is None or not is_traced(momentum) or not options.get("training"):
+        return NotImplemented
     # the kernel takes Python's numbers alone, so the running statistics are written here and the
     # kernel is given none
     if mean.dtype in NARROW:
