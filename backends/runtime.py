@@ -33,9 +33,8 @@ def young_alone() -> Iterator[None]:
     try:
         yield
     finally:
-        if (
-            gc.get_freeze_count() < _PYTHONS_OWN
-        ):  # else somebody has frozen objects, which would thaw
+        # else somebody has frozen objects, which would thaw
+        if gc.get_freeze_count() < _PYTHONS_OWN:
             gc.freeze()
             gc.unfreeze()
         gc.set_threshold(*before)

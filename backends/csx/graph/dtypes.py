@@ -86,10 +86,12 @@ def moved_statistics(
         spread = rounded(rounded(total) / in_kind(count - 1)) * share
         average = rounded(rounded(average) * share) + rounded(mean.float() * keep)
         return average, spread + rounded(var.float() * keep)
+
+    def moved(new: Tensor, old: Tensor) -> Tensor:
+        return new.double() * momentum + old.double() * (1 - momentum)
+
     average = average if is_dense else rounded(average)
-    moved = ((average, mean), (total / (count - 1), var))
-    now, then = (new.double() * momentum + old.double() * (1 - momentum) for new, old in moved)
-    return now, then
+    return moved(average, mean), moved(total / (count - 1), var)
 
 
 def _takes_as_it_is(x: Tensor) -> bool:

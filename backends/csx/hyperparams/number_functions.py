@@ -252,13 +252,10 @@ def _item(name: str, x: Any, *place: Any) -> Any:
 
 
 def _batch_norm(
-    name: str, x: Tensor, mean: Tensor, variance: Tensor, *rest: Any, **options: Any
+    name: str, x: Tensor, mean: Any, variance: Any, *, momentum: Any, training: bool, **options: Any
 ) -> Any:
     """``F.batch_norm`` with a momentum that is a number, as ``momentum=None`` makes it."""
-    named = dict(zip(("weight", "bias", "training", "momentum", "eps"), rest, strict=False))
-    options = {**named, **options}
-    momentum = options.pop("momentum", None)
-    if mean is None or not is_traced(momentum) or not options.get("training"):
+    if mean is None or not is_traced(momentum) or not training:
         return NotImplemented
     # the kernel takes Python's numbers alone, so the running statistics are written here and the
     # kernel is given none
@@ -270,7 +267,7 @@ def _batch_norm(
         now = torch.var_mean(x.detach().to(mean.dtype), [0, *range(2, x.ndim)])
         for running, value in zip((variance, mean), now, strict=True):
             running.add_(_multiply(value - running, momentum))
-    return batch_norm(x, None, None, **options)
+    return batch_norm(x, None, None, training=True, **options)
 
 
 _OVERRIDES: dict[str, Callable[..., Any]] = {
@@ -338,8 +335,8 @@ _ROUND_THEIR_NUMBER = (
 )
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
 
-
 _ROUND_THEMSELVES = (Tensor.__setitem__, batch_norm, _multiplied_in_place)
+"""Functions that are given the narrow tensors themselves."""
 
 
 def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
