@@ -160,15 +160,20 @@ def _short(indices: Any) -> str:
 
 
 class _Asked(list[Any]):
-    """The indices of a batch; ``now`` has the one that the dataset is asked for, or nothing."""
+    """The indices of a batch, which notes how far the dataset was asked for them."""
 
-    now: tuple[Any, ...] = ()
+    _iterator: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        for index in list.__iter__(self):
-            self.now = (index,)
-            yield index
-        self.now = ()
+        self._iterator = list.__iter__(self)
+        return self._iterator
+
+    @property
+    def now(self) -> list[Any]:
+        """The one that is asked for; none before the first and after the last."""
+        # a list's iterator says where it is when it is copied, at no cost to the loop over it
+        state: Any = self._iterator.__reduce__()
+        return self[state[2] - 1 : state[2]] if len(state) > 2 else []
 
 
 def _fetch_told(self: Any, possibly_batched_index: Any) -> Any:
