@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.births import Birth, FirstStep, with_all_state, with_first_steps
 from fulgurite.backends.csx.capture.comparison import check_same
-from fulgurite.backends.csx.capture.host_calls import Accumulator, NumberCall
+from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
     Outputs,
@@ -39,8 +39,12 @@ from fulgurite.backends.csx.capture.scope import (
     restore_afterwards,
     undo_on_failure,
 )
-from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
-from fulgurite.backends.csx.capture.step_inputs import idle_optimizers, numbers_in
+from fulgurite.backends.csx.capture.side_effects import (
+    CountFound,
+    refuse_other_effects,
+    release_rebound,
+)
+from fulgurite.backends.csx.capture.step_inputs import idle_optimizers
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
     Access,
@@ -60,7 +64,8 @@ from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
 from fulgurite.backends.csx.graph.products import Product, products_of
-from fulgurite.backends.csx.hyperparams.slots import CountBegun, NumberSlot
+from fulgurite.backends.csx.hyperparams.counts import CountSlot
+from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import (
     AppendedList,
@@ -86,7 +91,7 @@ class InputSources:
 
     state: tuple[StateInput, ...]
     gradients: GradientHandover
-    numbers: tuple[NumberSlot, ...]
+    numbers: tuple[NumberSlot | CountSlot, ...]
     constants: tuple[ConstantSource | Accumulator, ...]
     batch: BatchSpec
 
@@ -140,12 +145,6 @@ class FinishedTrace:
         scope = self.trace.scope
         with warn_of_frozen_reads() if scope.python_runs_once else contextlib.nullcontext():
             scope.check_trace(self.trace.host.snapshot)
-
-    def numbers(self) -> tuple[Any, dict[Any, float]]:
-        """Its numbers of param groups, and what it set them to (see ``CountBegun.check``)."""
-        calls = self.trace.result.collected.outputs.calls
-        left = {call.sets: call.seen for call in calls if isinstance(call, NumberCall)}
-        return numbers_in(self.module.graph, self.trace.inputs), left
 
     def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""
@@ -307,25 +306,23 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
     The first one may not be, for four reasons; each is dealt with, and the step is traced again:
 
     - It puts several tensors into places that hold one: each place gets memory of its own.
-    - It begins to count in a param group: the count is there from the start.
+    - It changes a number that an optimizer keeps as an attribute: that is an input.
     - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
     - It leaves tensors where none were, and later steps may read them: they are put there. If they
       do, what was traced without them is the first step.
     """
-    before, born, counts = BeforeTrace(scope), list[Birth](), list[CountBegun]()
+    before, born = BeforeTrace(scope), list[Birth]()
     with contextlib.ExitStack() as stack:
 
         def undo() -> None:
             before.restore()
-            for count in counts:
-                count.begin()
             for one in born:
                 one.put()
             for one in born:
                 one.note()
             stack.enter_context(muted("stdout"))  # it printed once
 
-        traced = functools.partial(_traced, trace, undo, counts)
+        traced = functools.partial(_traced, trace, undo)
 
         def again() -> FinishedTrace:
             undo()
@@ -350,24 +347,15 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
     return with_first_steps(scope, captured, firsts, born)
 
 
-def _traced(
-    trace: Callable[[], FinishedTrace],
-    undo: Callable[[], None],
-    counts: list[CountBegun],
-) -> FinishedTrace:
-    """Trace, again after ``undo`` where that does not end; receives the counts that begin."""
-    known = len(counts)  # later traces find state, and do something else
+def _traced(trace: Callable[[], FinishedTrace], undo: Callable[[], None]) -> FinishedTrace:
+    """Trace, again after ``undo`` where that does not end."""
     while True:
         try:
-            finished = trace()
-            for count in counts[known:]:
-                count.check(*finished.numbers())
-            return finished
+            return trace()
         except SharedTensorSplit as error:
             undo()
             error.split()
-        except CountBegun as error:
-            counts.append(error)
+        except CountFound:
             undo()
 
 

@@ -106,7 +106,7 @@ def _describe_call(call: HostCall) -> str:
     if isinstance(call, LogCall):
         return f"self.log of {call.key}"
     if isinstance(call, NumberCall):
-        return f"param_groups['{call.sets[2]}'], which is set"
+        return f"{call.name}, which is set"
     return f"a {type(call).__name__}"
 
 

@@ -41,6 +41,7 @@ from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
 from fulgurite.backends.csx.contract import is_replaying, operand
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph import collectives
+from fulgurite.backends.csx.hyperparams.counts import Held
 from fulgurite.backends.csx.hyperparams.slots import TracedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import Patch, applied, patches_of
@@ -353,18 +354,28 @@ class SchedulerCall:
 
 
 class NumberCall:
-    """A number of a param group that the step computed from the numbers: the next step's."""
+    """A number of an optimizer that the step computed from the numbers: the next step's.
 
-    def __init__(self, group: TracedGroup, key: str, number: TracedNumber) -> None:
-        self.sets = group.optimizer, group.index, key
+    Args:
+        name: in messages.
+        sets: a param group's optimizer, its place there and the key; or a slot of counts.
+        held: where those are.
+        number: what the step made of it.
+    """
+
+    def __init__(self, name: str, sets: Any, held: list[Held], number: TracedNumber) -> None:
+        self.name, self.sets, self._held = name, sets, held
         self._kind = int if isinstance(number, int) else float
-        self.seen: float = number.value  # by Python, in the trace
         self.value: Any = number.tensor
 
     def __call__(self, value: Any) -> None:
         """Set it."""
-        optimizer, group, key = self.sets
-        optimizer.param_groups[group][key] = self._kind(value.item())
+        number = self._kind(value.item())
+        if not self._held:
+            optimizer, group, key = self.sets
+            optimizer.param_groups[group][key] = number
+        for container, key in self._held:
+            container[key] = number
 
 
 @dataclass(slots=True)

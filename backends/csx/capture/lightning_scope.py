@@ -345,9 +345,10 @@ class LightningScope(Scope):
                 lost = {name for name, g in there.items() if type(g) is DroppedGradient}
                 stage = self.stage_gradients
                 stage.there, stage.lost = stage.there.union(there), frozenset(lost)
-            self.optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
+            optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
+            self.take_optimizers({f"optimizers[{i}]": one for i, one in enumerate(optimizers)})
             self.schedulers = [config.scheduler for config in configs]
-            self._seen = self.optimizers, configs
+            self._seen = optimizers, configs
 
     def check(self) -> None:
         """Verify that optimizers and schedulers are those of the trace.
@@ -360,7 +361,7 @@ class LightningScope(Scope):
             return
         now = [config.scheduler for config in configs]
         pairs: dict[str, tuple[list[Any], list[Any]]] = {
-            "optimizers": (self.optimizers, optimizers),
+            "optimizers": (self._seen[0], optimizers),
             "schedulers": (program_schedulers(self.schedulers), program_schedulers(now)),
         }
         for what, (before, after) in pairs.items():

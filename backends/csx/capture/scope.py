@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.contract import ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.hyperparams.counts import Counts, CountSlot
 from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, COUNTERS, INDEX, STEPS
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.objects import (
@@ -40,6 +41,7 @@ from fulgurite.backends.csx.state import (
     check_optimizer,
     init_state,
     keep_within_budget,
+    with_inner,
 )
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.program_scheduler import program_schedulers
@@ -68,7 +70,7 @@ class Exchange:
     reduced: tuple[str, ...]
     updated: tuple[str, ...]
     own: frozenset[str]
-    numbers: tuple[NumberSlot, ...]
+    numbers: tuple[NumberSlot | CountSlot, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,11 +79,13 @@ class Scope(ABC):
 
     root: ClassVar[str]  # how the step's code reaches ``module``
     module: nn.Module  # every module of the step is in it
-    optimizers: list[Optimizer] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)  # those in others, too
+    optimizer_names: list[str] = field(default_factory=list)  # as messages call them
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
     entries: dict[Any, Any] = field(default_factory=dict)  # of optimizers' state (OptimizerEntry)
+    counts: Counts = field(default_factory=Counts)  # numbers of optimizers outside of their groups
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
@@ -172,9 +176,14 @@ class Scope(ABC):
     def refresh(self) -> None:  # noqa: B027
         """Look up optimizers and schedulers once more, before the first trace."""
 
+    def take_optimizers(self, named: Mapping[str, Optimizer]) -> None:
+        """The step works on these, and on those that they keep inside, as Lookahead does."""
+        every = with_inner(named)
+        self.optimizers, self.optimizer_names = [*every.values()], [*every]
+
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as messages call them."""
-        return {f"optimizers[{i}]": optimizer for i, optimizer in enumerate(self.optimizers)}
+        return dict(zip(self.optimizer_names, self.optimizers, strict=True))
 
     def leaf_name(self, path: Any) -> str:
         """How messages call a leaf of the batch, by its path in it."""
@@ -216,6 +225,7 @@ class Scope(ABC):
         """The state of optimizers is another one: no first step waits for it any more."""
         self.born = [one for one in self.born if not one.is_optimizers]
         self.entries.clear()
+        self.counts.forget()
 
     def groups(self) -> list[dict[str, Any]]:
         """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""

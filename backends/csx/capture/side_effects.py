@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from operator import is_
 from typing import Any
 
@@ -24,13 +23,18 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState, Scope
-from fulgurite.backends.csx.capture.step_inputs import StepInputs, numbers_in
+from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers, holds_traced, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.graph.recorder import recorder
-from fulgurite.backends.csx.hyperparams.slots import CountBegun, set_numbers
+from fulgurite.backends.csx.hyperparams.slots import (
+    constant_number,
+    is_number,
+    new_numbers,
+    set_numbers,
+)
+from fulgurite.backends.csx.hyperparams.traced_float import plain
 from fulgurite.backends.csx.objects import (
     AttributeTree,
     TreeChanges,
@@ -113,7 +117,7 @@ def collect(
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     with observers.mode.in_double():
-        numbers = _numbers_set(inputs, scope)
+        numbers = _numbers_set(inputs, host)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)
@@ -126,7 +130,7 @@ def collect(
     collect_outputs(scope, host.snapshot, known, effects)
     collect_optimizer_state(inputs, host, effects)
     counted = metric_calls(module, host.snapshot, reset_ids)
-    calls = [*starmap(NumberCall, numbers), *counted, *calls]
+    calls = [*numbers, *counted, *calls]
     for call in calls:
         if isinstance(call, LogCall):
             accumulators |= call.reduce()
@@ -159,13 +163,42 @@ def _refuse_lasting(
                 raise misuse("born_shared", line(place, value), **found)
 
 
-def _numbers_set(inputs: StepInputs, scope: Scope) -> list[tuple[Any, str, Any]]:
-    """See ``set_numbers``; with the operations until now, where it finds a new count."""
-    try:
-        return [*set_numbers(inputs.groups, scope.line_of("training_step"))]
-    except CountBegun as begun:
-        begun.traced = numbers_in(recorder().graph, inputs)
-        raise
+class CountFound(Exception):
+    """A step changed a number that an optimizer keeps: traced again, it is an input."""
+
+
+def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
+    """What is set on the host for the numbers that the step gave optimizers.
+
+    Raises:
+        CountFound: one that was no input is another now.
+    """
+    scope = host.scope
+    calls = [
+        NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
+        for group, key, number in set_numbers(
+            inputs.groups, scope.counts, scope.line_of("training_step")
+        )
+    ]
+    calls += [
+        NumberCall(str(one.slot), one.slot, one.held, one.number)
+        for one in inputs.counts.changed(constant_number)
+    ]
+    inputs.counts.restore()
+    of_groups, is_found = {id(group.own) for group in inputs.groups}, False
+    for container, before, name, root in host.snapshot.containers():
+        if not isinstance(root, Optimizer) or not isinstance(container, dict):
+            continue
+        for key, value in container.items() if id(container) not in of_groups else ():
+            was = before.get(key)
+            if is_number(value) and is_number(was) and value is not was and value != was:
+                place = scope.optimizers.index(root)
+                text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
+                scope.counts.add(place, text, container, key)
+                is_found = True
+    if is_found:
+        raise CountFound
+    return calls
 
 
 def sort_state(
@@ -332,10 +365,11 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
             name = entry_name(owner, key, names)
             if new := [*_new_in(optimizer.state, key, name, before, host, known)]:
                 found.append((key, name, new))
-        if not found:
-            continue
         entries = [optimizer.state[key] for key, _, _ in found]
         check_new_state(optimizer, entries, host.scope.line_of("configure_optimizers"))
+        found += [(None, place.name, [place]) for place in _new_numbers(optimizer, inputs, host)]
+        if not found:
+            continue
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
         of_all = [one for key, one in inputs.gradients.counts.items() if key in parameters]
         for key, name, new in found:
@@ -346,10 +380,25 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
                 told = Place({}, "counts", f"whether {name} was updated")
                 effects.set_after([told], counts)
             for place in new:
-                effects.set_after([place], place.get())
+                effects.set_after([place], plain(place.get(), "the first step"))
                 one = NewPlace(place=place, is_optimizers=True, key=key, counts=told)
                 effects.new_places.append(one)
                 place.put(MISSING)
+
+
+def _new_numbers(optimizer: Optimizer, inputs: StepInputs, host: HostState) -> Iterator[Place]:
+    """The places of numbers that are new in a param group, or as an attribute."""
+    counts, index = host.scope.counts, host.scope.optimizers.index(optimizer)
+    for group, key in new_numbers(inputs.groups):
+        if group.optimizer is optimizer:
+            place = Place(group.own, key, f"{group.place}[{key!r}]")
+            place.put(group[key])
+            yield place
+            counts.add(index, place.name, group.own, key)
+    held, before = vars(optimizer), host.snapshot.before(vars(optimizer))
+    for key in [key for key, value in held.items() if is_number(value) and key not in before]:
+        yield Place(held, key, name := f"{type(optimizer).__name__}.{key}")
+        counts.add(index, name, held, key)
 
 
 def _new_in(

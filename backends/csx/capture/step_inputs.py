@@ -22,6 +22,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes
+from fulgurite.backends.csx.hyperparams.counts import TracedCounts
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -66,7 +67,7 @@ class StepInputs:
         items: the graph's inputs.
         state: what the inputs of kind STATE stand for, by ``Input.index``.
         guards: what Python saw of numbers that may change.
-        groups: the optimizers' param groups while the step ran.
+        groups: the optimizers' param groups while the step ran; counts: their other numbers.
         nodes: the input of each state tensor, by its identity; values: its real tensor.
         memory: the identity of each input's memory, while the step runs.
         replaced_data: the inputs whose ``.data`` the step has replaced.
@@ -87,13 +88,14 @@ class StepInputs:
         # whatever the host has put there since, the program was built for this
         if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
-        self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
+        self.number_slots = number_slots(scope.named_optimizers(), self._schedulers, scope.counts)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # of torch's own: ``results_of`` keeps what comes again
         self.items = list(self._make_items())
         self.guards: list[NumberGuard] = []
         self.groups: list[TracedGroup] = []
+        self.counts = TracedCounts((), ())
         self.nodes: dict[int, fx.Node] = {}
         self.values: dict[int, Tensor] = {}
         self.memory: set[int] = set()
@@ -197,7 +199,8 @@ class StepInputs:
             found = [dict(vars(tensor)) for tensor, _ in swapped]
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors), tracker)
             for vector in self.of_kind(Kind.NUMBERS, tensors):
-                self.guards = install(self.number_slots, vector, self._scope.optimizers)
+                installed = install(self.number_slots, vector, self._scope.optimizers)
+                self.guards, self.counts = installed
             self.scheduled = TracedSchedulers(self.guards, in_double)
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:
@@ -206,6 +209,7 @@ class StepInputs:
                     yield
             _check_attributes(self.state_tensors(), found)
         finally:
+            self.counts.restore()
             # in the same dicts, which schedulers and the user hold
             for group, numbers in zip(self._scope.groups(), before, strict=True):
                 group.clear()
@@ -246,13 +250,6 @@ class StepInputs:
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
         ]
-
-
-def numbers_in(graph: fx.Graph, inputs: StepInputs) -> tuple[fx.Graph, fx.Node, Tensor]:
-    """A trace's graph, which node of it the numbers are, and their values."""
-    nodes = zip(graph.find_nodes(op="placeholder"), inputs.items, strict=False)
-    [node] = [node for node, item in nodes if item.kind is Kind.NUMBERS]
-    return graph, node, inputs.numbers
 
 
 def _check_attributes(state: list[StateTensor], found: list[dict[str, Any]]) -> None:

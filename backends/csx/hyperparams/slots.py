@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor, fx
+from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.diagnostics.trace_errors import (
@@ -25,8 +25,15 @@ from fulgurite.backends.csx.diagnostics.trace_errors import (
     UnsupportedState,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
+from fulgurite.backends.csx.hyperparams.counts import Counts, CountSlot, TracedCounts
 from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
-from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    NumberGuard,
+    Numbers,
+    TracedNumber,
+    number_where,
+)
+from fulgurite.backends.patches import MISSING
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
 
@@ -125,24 +132,31 @@ def _frozen(value: Any) -> Any:
 
 
 def number_slots(
-    optimizers: dict[str, Optimizer], schedulers: Sequence[ProgramScheduler] = ()
-) -> list[NumberSlot]:
-    """All numbers of all groups that the host sets, alone or in a list or tuple, in a fixed order.
+    optimizers: dict[str, Optimizer], schedulers: Sequence[ProgramScheduler], counts: Counts
+) -> list[NumberSlot | CountSlot]:
+    """All numbers that the host sets, of groups alone or in a list or tuple, in a fixed order.
 
     Args:
         optimizers: by the names that messages have for them.
         schedulers: those whose numbers the program computes.
+        counts: further numbers of the optimizers; those in a group that steps have made, too.
     """
-    computed = {(id(s.optimizer), i, s.key) for s in schedulers for i in s.groups}
-    return [
+    computed = {(id(s.optimizer.param_groups[i]), s.key) for s in schedulers for i in s.groups}
+    counts.find(optimizers)
+    groups: dict[int, tuple[int, int, str, dict[str, Any]]] = {}
+    for o, (owner, optimizer) in enumerate(optimizers.items()):
+        for g, group in enumerate(optimizer.param_groups):
+            groups.setdefault(id(group), (o, g, owner, group))  # one inside another has its groups
+    of_groups = [
         NumberSlot(o, g, key, index, owner)
-        for o, (owner, optimizer) in enumerate(optimizers.items())
-        for g, group in enumerate(optimizer.param_groups)
+        for o, g, owner, group in groups.values()
         for key, value in group.items()
-        if key not in _NAMES and (id(optimizer), g, key) not in computed
+        if key not in _NAMES and (id(group), key) not in computed
+        if not counts.holds(group, key)
         for index, item in _items(value)
         if is_number(item)
     ]
+    return [*of_groups, *counts.slots]
 
 
 def _items(value: Any) -> Any:
@@ -150,14 +164,26 @@ def _items(value: Any) -> Any:
 
 
 def install(
-    slots: Sequence[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
-) -> list[NumberGuard]:
-    """Put traced numbers into the param groups; returns the list that guards are recorded in."""
+    slots: Sequence[NumberSlot | CountSlot], vector: Tensor, optimizers: list[Optimizer]
+) -> tuple[list[NumberGuard], TracedCounts]:
+    """Put traced numbers into the param groups, and where counts are.
+
+    Returns:
+        The list that guards are recorded in, and the counts.
+    """
     guards: list[NumberGuard] = []
+    counts: list[CountSlot] = []
+    numbers: list[TracedNumber | None] = []
     for i, slot in enumerate(slots):
         value = slot.value(optimizers)
+        if value is MISSING:
+            continue
         value = int(value) if isinstance(value, int) else float(value)
         number = TracedNumber(value, vector[i], guards, operator.itemgetter(i), str(slot))
+        if isinstance(slot, CountSlot):
+            counts.append(slot)
+            numbers.append(number)
+            continue
         group = optimizers[slot.optimizer].param_groups[slot.group]
         if slot.index is None:
             group[slot.key] = number
@@ -165,75 +191,7 @@ def install(
             before = group[slot.key]
             items = [*before[: slot.index], number, *before[slot.index + 1 :]]
             group[slot.key] = items if isinstance(before, list) else tuple(items)
-    return guards
-
-
-class CountBegun(Exception):
-    """A step began to count in a param group: ``group["step"] = 1``, and later ``+= 1``.
-
-    The program has the second of the two, and counts from the value before the first; the step is
-    traced again with that.
-
-    Args:
-        counts: an optimizer, the place of a group, a key and the first value, of each.
-        error: what to raise where the step does something else when the count is there.
-
-    Attributes:
-        traced: the trace's graph, the node of its numbers, and these.
-    """
-
-    traced: tuple[fx.Graph, fx.Node, Tensor]
-
-    def __init__(self, counts: list[tuple[Optimizer, int, str, int]], error: FrozenNumber) -> None:
-        super().__init__()
-        self._counts, self._error = counts, error
-
-    def begin(self) -> None:
-        """Let the counts begin one earlier."""
-        for optimizer, index, key, value in self._counts:
-            optimizer.param_groups[index][key] = value - 1
-
-    def check(self, traced: tuple[fx.Graph, fx.Node, Tensor], numbers: Mapping[Any, float]) -> None:
-        """Verify that a trace with the counts does the same, with the same numbers.
-
-        Args:
-            traced: see ``traced``.
-            numbers: what it has set, by optimizer, place of the group, and key.
-
-        Raises:
-            FrozenNumber: it does something else.
-        """
-        first, later = [*_operations(*self.traced)], [*_operations(*traced)]
-        same = later[: len(first)] == first  # which ended where the count was found
-        if not same or any(numbers.get(count[:3]) != count[3] for count in self._counts):
-            raise self._error
-
-
-def _operations(graph: fx.Graph, node: fx.Node, vector: Tensor) -> Iterator[list[str]]:
-    """The operations that do not follow from numbers alone, each with the numbers that it takes."""
-    known: dict[Any, Tensor] = {node: vector}
-    for one in graph.nodes:
-        if one.op != "call_function":
-            continue
-        if one.all_input_nodes and known.keys() >= {*one.all_input_nodes}:
-            args, kwargs = fx.map_arg((one.args, one.kwargs), known.__getitem__)
-            known[one] = one.target(*args, **kwargs)
-            continue
-        made = one.meta.get("val")
-        numbers = (torch.float64, torch.int64)
-        # which of two numbers counts, where the step may not; and what numbers are computed in
-        of_numbers = isinstance(made, Tensor) and made.ndim == 0 and made.dtype in numbers
-        if of_numbers or one.target is torch.ops.aten._to_copy.default:
-            continue
-        operands = pytree.tree_leaves((one.args, one.kwargs))
-        name = getattr(one.target, "overloadpacket", one.target)
-        yield [str(name), *(_operand(known.get(value, value)) for value in operands)]
-
-
-def _operand(value: Any) -> str:
-    if isinstance(value, (Tensor, int, float)):
-        return f"{float(value):.6g}"
-    return "a tensor" if isinstance(value, fx.Node) else repr(value)
+    return guards, TracedCounts(counts, numbers)
 
 
 class TracedGroup(dict[str, Any]):
@@ -243,11 +201,14 @@ class TracedGroup(dict[str, Any]):
         group: as it is.
         optimizer: whose group it is, and at which place.
         place: in messages.
+
+    Attributes:
+        own: the group that it stands for.
     """
 
     def __init__(self, group: dict[str, Any], optimizer: Optimizer, index: int, place: str) -> None:
         super().__init__(group)
-        self.optimizer, self.index, self.place = optimizer, index, place
+        self.own, self.optimizer, self.index, self.place = group, optimizer, index, place
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
@@ -291,27 +252,30 @@ class TracedGroup(dict[str, Any]):
     def take_where(self, skipped: Tensor, before: dict[str, Any]) -> None:
         """Let numbers that were set since be those from before, on steps that are skipped."""
         for key, was in before.items():
-            now = self.get(key)
-            if now is not was and isinstance(now, TracedNumber) and isinstance(was, TracedNumber):
-                number = torch.where(skipped, was.tensor, now.tensor)
-                chosen = TracedNumber(now.value, number, now.guards, now.compute, now.text)
-                dict.__setitem__(self, key, chosen)
+            dict.__setitem__(self, key, number_where(skipped, was, self.get(key)))
+
+
+def constant_number(value: float) -> TracedNumber:
+    """A number that is always the same, as a traced one."""
+    constant = torch.full((), value, dtype=torch.float64)
+    return TracedNumber(value, constant, [], lambda _: value, repr(value))
 
 
 def set_numbers(
-    groups: list[TracedGroup], line: UserLine | None
+    groups: list[TracedGroup], counts: Counts, line: UserLine | None
 ) -> Iterator[tuple[TracedGroup, str, TracedNumber]]:
-    """The numbers that the step set, which the host is to set after every step.
+    """The numbers of groups that the step set, which the host is to set after every step.
+
+    Those that were not there are left out: see ``new_numbers``.
 
     Args:
         groups: all of them, after the step.
+        counts: the numbers that steps have made.
         line: the user's that is to blame where none is known.
 
     Raises:
         FrozenNumber: one would stay as it was set in the trace.
-        CountBegun: some were not there; the program counts from the value before that.
     """
-    begun: list[tuple[Optimizer, int, str, int]] = []
     for group in groups:
         for key in group.changed():
             # group["step"] += 1: the host can set what follows from numbers that the program
@@ -319,47 +283,49 @@ def set_numbers(
             if group.follows(key):
                 yield group, key, group[key]
                 continue
-            line = group.lines.get(key) or line
             value: Any = group.get(key)  # None: the step took it away
+            if key not in group.installed and is_number(value):
+                continue
+            line = group.lines.get(key) or line
             # one branch of a schedule by the step count, which other programs go on with
             follows = line is not None and only_follow([(line.file, line.function)])
-            if type(value) in (int, float) and follows:
-                constant = torch.full((), value, dtype=torch.float64)
-                yield group, key, TracedNumber(value, constant, [], lambda _: 0.0, repr(value))
-                continue
-            new = key not in group.installed
-            error = FrozenNumber(
-                f"The step set param_groups['{key}'], which the host sets between steps: the"
-                " program would keep what it was set to.",
-                line=line,
-                remedy=f"a number from the start, in the defaults: dict(lr=lr, {key}=0)"
-                if new
-                else "a learning-rate scheduler, or the host between steps:\n"
-                "      def on_train_batch_start(self, batch, batch_idx):\n"
-                f"          self.trainer.{group.place}[{key!r}] = ...",
-            )
-            if not new or type(value) is not int:
-                raise error
-            begun.append((group.optimizer, group.index, key, value))
-    if begun:
-        raise CountBegun(begun, error)
+            counts_anew = type(value) is int and isinstance(group.installed.get(key), int)
+            made = type(value) in (int, float) and counts.holds(group.own, key)
+            if counts_anew or made or (follows and type(value) is float):
+                yield group, key, constant_number(value)
+            else:
+                raise FrozenNumber(
+                    f"The step set param_groups['{key}'], which the host sets between steps: the"
+                    " program would keep what it was set to.",
+                    line=line,
+                    remedy="a learning-rate scheduler, or the host between steps:\n"
+                    "      def on_train_batch_start(self, batch, batch_idx):\n"
+                    f"          self.trainer.{group.place}[{key!r}] = ...",
+                )
+
+
+def new_numbers(groups: list[TracedGroup]) -> Iterator[tuple[TracedGroup, str]]:
+    """The numbers that the step has put into groups, and that were not there."""
+    for group in groups:
+        for key in group.changed():
+            if key not in group.installed and is_number(group[key]):
+                yield group, key
 
 
 @contextlib.contextmanager
 def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
     """Let optimizers have traced param groups; afterwards theirs are as they were before."""
     before = [list(optimizer.param_groups) for optimizer in optimizers]
-    traced = [
-        [
-            TracedGroup(group, optimizer, i, f"optimizers[{o}].param_groups[{i}]")
-            for i, group in enumerate(groups)
-        ]
-        for o, (optimizer, groups) in enumerate(zip(optimizers, before, strict=True))
-    ]
+    by_own: dict[int, TracedGroup] = {}
+    for o, (optimizer, groups) in enumerate(zip(optimizers, before, strict=True)):
+        for i, group in enumerate(groups):
+            place = f"optimizers[{o}].param_groups[{i}]"
+            by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place))
+    traced = [[by_own[id(group)] for group in groups] for groups in before]
     try:
         for optimizer, groups in zip(optimizers, traced, strict=True):
             optimizer.param_groups[:] = groups
-        yield [group for groups in traced for group in groups]
+        yield [*by_own.values()]
         # not where the step has failed: its own error is the one to be seen
         for optimizer, groups in zip(optimizers, traced, strict=True):
             if len(optimizer.param_groups) != len(groups):
@@ -372,7 +338,7 @@ def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
             optimizer.param_groups[:] = own
 
 
-def read_numbers(slots: Sequence[NumberSlot], optimizers: list[Optimizer]) -> Numbers:
+def read_numbers(slots: Sequence[NumberSlot | CountSlot], optimizers: list[Optimizer]) -> Numbers:
     """The values now, in the order of ``slots``."""
     return [slot.read(optimizers) for slot in slots]
 
@@ -390,25 +356,31 @@ _OF_SCHEDULERS = {
 
 
 def unused_guards(
-    slots: Sequence[NumberSlot],
+    slots: Sequence[NumberSlot | CountSlot],
     used: frozenset[int],
     now: Numbers,
     optimizers: list[Optimizer],
-    set_by_step: Collection[tuple[Optimizer, int, str]],
+    set_by_step: Collection[Any],
     idle: Collection[int],
 ) -> list[NumberGuard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
     the making of its state.) None for groups of frozen parameters, which torch's and this package's
-    optimizers pass by, for what the step sets each time (an optimizer, a group, a key): those
-    are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; and for optimizers that
-    it leaves ``idle``.
+    optimizers pass by, for what the step sets each time (an optimizer, a group, a key; or a slot):
+    those are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; for what is not
+    there yet; and for optimizers that it leaves ``idle``.
     """
-    return [
+    unused = [(i, slot) for i, slot in enumerate(slots) if i not in used]
+    counts = [
+        NumberGuard(str(slot), operator.itemgetter(i), now[i])
+        for i, slot in unused
+        if isinstance(slot, CountSlot) and slot not in set_by_step and not math.isnan(now[i])
+    ]
+    return counts + [
         NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
-        for i, slot in enumerate(slots)
-        if i not in used
+        for i, slot in unused
+        if isinstance(slot, NumberSlot)
         and slot.optimizer not in idle
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)

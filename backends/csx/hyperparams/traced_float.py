@@ -201,6 +201,14 @@ def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
     return tensor
 
 
+def number_where(skipped: Tensor, was: Any, now: Any) -> Any:
+    """``now``, or where ``skipped`` what it was; the same where no traced number became another."""
+    if now is was or not (isinstance(now, TracedNumber) and isinstance(was, TracedNumber)):
+        return now
+    number = torch.where(skipped, was.tensor, now.tensor)
+    return TracedNumber(now.value, number, now.guards, now.compute, f"{now.text} or {was.text}")
+
+
 def is_whole(number: Any) -> bool:
     """Whether a traced number, or a scalar computed from one, eagerly is an int."""
     found: bool = tensor_or_value(number)._whole

@@ -66,10 +66,6 @@ class FunctionScope(Scope):
         """The function itself."""
         yield self.function
 
-    def named_optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers as the function's code calls them."""
-        return self.discovered.optimizers if self.trains else {}
-
     def leaf_name(self, path: Any) -> str:
         """An argument, or what is in one."""
         return self.parameter_names(path)
@@ -164,7 +160,6 @@ class FunctionPrograms:
         trains = torch.is_grad_enabled()
         scope = FunctionScope(
             module=Roots(_by_compiled_names(discovered.modules)),
-            optimizers=list(discovered.optimizers.values()) if trains else [],
             schedulers=list(discovered.schedulers.values()),
             trains=trains,
             python_runs_once=not self._backend.retrace_every_iteration,
@@ -175,6 +170,8 @@ class FunctionPrograms:
             parameter_names=name,
             calls=lambda: step.step.runs,
         )
+        if trains:
+            scope.take_optimizers(discovered.optimizers)
         stage = getattr(self._function, "__name__", type(self._function).__name__)
         step = _Step(
             step=StepFunction(stage, scope, self._backend, self._fabric),

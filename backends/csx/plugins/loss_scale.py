@@ -112,6 +112,7 @@ class LossScale:
         trace = step_context.get().trace
         trace.updates.trace_whole()
         skipped, before = self._overflows[id(optimizer)], [*map(dict, optimizer.param_groups)]
+        counted = trace.inputs.counts.now()
         with skipped_where(skipped, trace.inputs.state_tensors()):
             result = optimizer.step(**options)
         counts, there = trace.inputs.gradients.counts, skipped.logical_not()
@@ -120,6 +121,7 @@ class LossScale:
         noted: list[Any] = optimizer.param_groups
         for group, numbers in zip(noted, before, strict=True):
             group.take_where(skipped, numbers)
+        trace.inputs.counts.take_where(skipped, counted)
         return result
 
     @torch.no_grad()

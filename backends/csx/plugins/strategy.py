@@ -196,8 +196,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         if fits:
             self.fabric.torn = False
             self.keeps_gradients = read = reads_gradients(trainer, module)
-            options = {"trains": True, "gradients_read": read, "optimizers": self.optimizers}
-            self.training = self._step_function("training", **options)
+            self.training = self._step_function("training", trains=True, gradients_read=read)
 
     def _step_function(self, stage: str, **options: Any) -> StepFunction:
         """The step of a stage; ``options`` are those of its scope."""

@@ -147,16 +147,13 @@ class Builder:
         return result
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
+        self.scope.counts.find(self.scope.named_optimizers())
         captured: dict[str, CapturedStep] = {}
         for name, run in entries.items():
             _undo_changes(captured)  # which happen once, not once for each entry point
             captured[name] = capture(self.scope, run, batch)
             for one in captured[name].changes:
                 self.changes[id(one.module), one.name] = one
-        if len({one.sources.numbers for one in captured.values()}) > 1:
-            # one of them begins to count
-            _undo_changes(captured)
-            return self._capture(entries, batch)
         # before the stage's first step all processes are here. A program for another shape of batch
         # one of them may build alone, and would wait for the others
         if not self.programs:

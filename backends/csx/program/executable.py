@@ -91,7 +91,8 @@ class Executable:
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._on_first_run: Callable[[bool], None] = _nothing  # is told whether it fills objects
-        self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._numbers = len(sources.numbers) if takes_numbers else 0
         self._counters = [
             functools.partial(scope.counter, item.name)
             for item in graph.inputs
@@ -196,9 +197,9 @@ class Executable:
     def _resident(self, vector: Tensor | None, gradients: list[Tensor]) -> list[Tensor]:
         """The inputs of a run but for the batch."""
         inputs = self._binding.inputs() + gradients
-        if self._takes_numbers:
+        if n := self._numbers:
             assert vector is not None
-            inputs.append(vector)
+            inputs.append(vector if len(vector) == n else vector[:n])  # others have more counts
         if self._counters:
             inputs += [count() for count in self._counters]
         if self._constants:

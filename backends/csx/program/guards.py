@@ -8,6 +8,7 @@ it runs, so every step asks; what it asks first is whether there still are the s
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -20,6 +21,7 @@ from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answ
 from fulgurite.backends.csx.contract import FrozenScalars, HostChange
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import Kind, used_numbers
+from fulgurite.backends.csx.hyperparams.counts import CountSlot, Held
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, depends_on_computed
 from fulgurite.backends.csx.hyperparams.slots import (
     NumberSlot,
@@ -236,17 +238,20 @@ def _state_written(captured: CapturedStep) -> Iterator[int]:
 
 
 def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:
-    slots = captured[0].sources.numbers
+    # those with more have some that steps make, after those of all
+    slots = max((one.sources.numbers for one in captured), key=len)
     now = read_numbers(slots, scope.optimizers)
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))
     guards = [guard for one in captured for guard in one.assumptions.numbers]
+    later = {id(guard) for one in captured if one.births for guard in one.assumptions.numbers}
     calls = [call for one in captured for call in one.outputs.calls]
     by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
     idle = frozenset.intersection(*(one.assumptions.idle for one in captured))
     unused = unused_guards(slots, used, now, scope.optimizers, by_step, idle)
     return NumberGuards(
         slots=slots,
-        guards=(*guards, *unused),
+        guards=(*(guard for guard in guards if id(guard) not in later), *unused),
+        later=tuple(guard for guard in guards if id(guard) in later),
         computed=tuple(guard for guard in guards if depends_on_computed(guard, now)),
     )
 
@@ -255,10 +260,18 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
 class NumberGuards:
     """The numbers that a program takes, and what its Python saw of them."""
 
-    slots: tuple[NumberSlot, ...]
+    slots: tuple[NumberSlot | CountSlot, ...]
     guards: tuple[NumberGuard, ...]  # asked when a number is another one
+    later: tuple[NumberGuard, ...]  # those of steps that follow a first one, which makes numbers
     computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
+
+    def broken(self, now: list[float]) -> Iterator[tuple[NumberGuard, str]]:
+        """The guards that do not hold for these numbers, each with what no longer holds."""
+        asked = self.guards if any(map(math.isnan, now)) else (*self.guards, *self.later)
+        for guard in asked:
+            if why := guard.broken(now):
+                yield guard, why
 
 
 class ParamGroups:
@@ -273,10 +286,12 @@ class ParamGroups:
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._shown: ShownNumbers | None = None
+        self._counts: list[Held] = []  # numbers of optimizers elsewhere
 
     def begin(self, schedulers: list[ProgramScheduler], program: NumberGuards) -> None:
         """Read the numbers for a new program; ``schedulers`` compute the others."""
         self._schedulers, self.vector = schedulers, None
+        self._counts = [held for slot in self._scope.counts.slots for held in slot.held]
         self.update(program)
 
     def read(self) -> list[dict[str, Any]]:
@@ -287,6 +302,8 @@ class ParamGroups:
             if self._shown is None or self._shown.length != len(values):
                 self._shown = ShownNumbers(self._schedulers, groups)
             self._shown.leave_out(values)
+        if self._counts:
+            values += [container.get(key) for container, key in self._counts]
         if len(values) != len(self._values) or not all(map(is_, values, self._values)):
             # another object somewhere: a scheduler's new number, or an option
             # a list in a group may change and stay the same object: then options are read at every
@@ -299,7 +316,7 @@ class ParamGroups:
     def begins_phase(self, program: NumberGuards) -> bool:
         """Whether a guard of a program does not hold whose number begins another phase."""
         now = read_numbers(program.slots, self._scope.optimizers)
-        return any(guard.is_of_phase and guard.broken(now) for guard in program.guards)
+        return any(guard.is_of_phase for guard, _ in program.broken(now))
 
     def update(self, program: NumberGuards) -> tuple[str, bool] | None:
         """Bring ``vector`` up to date for a program.
@@ -316,12 +333,13 @@ class ParamGroups:
         # the list is made anew where a number changes, so that its identity stands for its values
         if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
             return None
+        torn = (slot for slot in program.slots if isinstance(slot, CountSlot) and slot.is_torn())
+        if (slot := next(torn, None)) is not None:
+            return f"{slot} was one number for all parameters, and now is not", True
         now = read_numbers(program.slots, self._scope.optimizers)
         if program.held_for != now:
-            for guard in program.guards:
-                broken = guard.broken(now)
-                if broken is not None:
-                    return broken, guard.is_of_phase
+            for guard, why in program.broken(now):
+                return why, guard.is_of_phase
         if self.vector is None or self._numbers != now:
             self._numbers, self.vector = now, as_vector(now)
         program.held_for, self._numbers_are_read = self._numbers, True

@@ -41,6 +41,7 @@ from fulgurite.backends.csx.state.optimizer_state import before_steps as before_
 from fulgurite.backends.csx.state.optimizer_state import check_new_state as check_new_state
 from fulgurite.backends.csx.state.optimizer_state import init_state as init_state
 from fulgurite.backends.csx.state.optimizer_state import plain_options as plain_options
+from fulgurite.backends.csx.state.optimizer_state import with_inner as with_inner
 from fulgurite.backends.csx.state.python_objects import ARRAYS as ARRAYS
 from fulgurite.backends.csx.state.python_objects import GENERATORS as GENERATORS
 from fulgurite.backends.csx.state.python_objects import Owner as Owner

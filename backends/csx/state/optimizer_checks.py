@@ -22,7 +22,7 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
     One of torch's that only reads values on the host can be supported: ``hyperparams/torch_optim``.
 
     Raises:
-        UnsupportedState: LBFGS, SparseAdam, or one with another optimizer inside.
+        UnsupportedState: LBFGS or SparseAdam.
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
@@ -37,15 +37,6 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
             line=line,
             remedy="nn.Embedding(sparse=False) and torch.optim.Adam",
         )
-    for key, value in vars(optimizer).items():
-        if isinstance(value, Optimizer):
-            raise UnsupportedState(
-                f"{name} keeps another optimizer, in .{key}; that one's state would be none of the"
-                " program's.",
-                line=line,
-                remedy="both from configure_optimizers(), as a list, and what the outer one does in"
-                " a manual training_step",
-            )
 
 
 def check_state(
@@ -65,7 +56,7 @@ def check_state(
         with_double: whether some of them are in float64.
 
     Raises:
-        UnsupportedState: it is a Python number, tensors in a list, or one elsewhere.
+        UnsupportedState: it is tensors in a list, or one elsewhere.
     """
     for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
@@ -81,13 +72,6 @@ def _check_value(
     optimizer: Optimizer, key: Any, value: Any, device: torch.device, with_double: bool
 ) -> None:
     name = type(optimizer).__name__
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise UnsupportedState(
-            f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
-            " freeze it.",
-            remedy="a tensor of what it is before the first update, changed in place:"
-            f" state['{key}'] = torch.zeros(()); or in a param group, where a number may count",
-        )
     if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
         raise UnsupportedState(
             f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -49,6 +49,17 @@ def before_steps(optimizer: Optimizer, hook: Callable[..., Any]) -> RemovableHan
         step.hooked = True
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer.register_step_pre_hook(hook)
+
+
+def with_inner(named: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Optimizers by name, then those that they keep as attributes: SAM's, Lookahead's."""
+    found = dict(named)
+    for name, optimizer in named.items():
+        inner = {f"{name}.{k}": v for k, v in vars(optimizer).items() if isinstance(v, Optimizer)}
+        known = {*map(id, found.values())}
+        new = {key: one for key, one in inner.items() if id(one) not in known}
+        found |= with_inner(new)
+    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,190 @@
+"""Numbers that an optimizer keeps outside of its param groups: ``state[p]["step"] += 1``.
+
+Each is an input of the program like those of groups: a traced number while a step is traced, and
+what the step made of it is set on the host after every step. Numbers of one name that are equal are
+one input: that of a count is the same for all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, number_where
+from fulgurite.backends.patches import MISSING
+
+Held = tuple[dict[Any, Any], Any]
+"""Where a number is: a dict, and the key in it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountSlot:
+    """Equal numbers of an optimizer, an input of the program; NaN while there are none.
+
+    Args:
+        optimizer: the place of the optimizer.
+        name: in messages.
+        held: where they are.
+    """
+
+    optimizer: int
+    name: str
+    held: list[Held]
+
+    def read(self, optimizers: list[Optimizer]) -> float:
+        """Their value now."""
+        value = self.value(optimizers)
+        if value is MISSING:
+            return float("nan")
+        if type(value) not in (int, float):
+            raise StateChanged(
+                f"{self} was a number when the program was built, and now is {value!r}.",
+                remedy="keep it a number",
+            )
+        return float(value)
+
+    def value(self, optimizers: list[Optimizer]) -> Any:
+        """What is in the first of the places now; MISSING where nothing is."""
+        container, key = self.held[0]
+        return container.get(key, MISSING)
+
+    def is_torn(self) -> bool:
+        """Whether they are no longer equal."""
+        first, *others = [container.get(key, MISSING) for container, key in self.held]
+        return any(one is not first and one != first for one in others)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(slots=True)
+class Counts:
+    """The numbers that the optimizers of a scope keep outside of their param groups.
+
+    Attributes:
+        slots: they only become more, until the state of an optimizer is another one.
+    """
+
+    slots: list[CountSlot] = field(default_factory=list)
+    _known: set[tuple[int, Any]] = field(default_factory=set)
+
+    def find(self, optimizers: dict[str, Optimizer]) -> None:
+        """Look for numbers in the optimizers' state, and part those that are no longer equal."""
+        for slot in [slot for slot in self.slots if slot.is_torn()]:
+            self.slots.remove(slot)
+            for container, key in slot.held:
+                self._add(slot.optimizer, slot.name, container, key)
+        for i, (owner, optimizer) in enumerate(optimizers.items()):
+            for name, container, key in _numbers_in(optimizer.state, f"{owner}.state"):
+                if (id(container), key) not in self._known:
+                    self._known.add((id(container), key))
+                    self._add(i, name, container, key)
+
+    def add(self, optimizer: int, name: str, container: dict[Any, Any], key: Any) -> None:
+        """One more number, which a step has changed or made."""
+        if (id(container), key) not in self._known:
+            self._known.add((id(container), key))
+            self.slots.append(CountSlot(optimizer, name, [(container, key)]))
+
+    def holds(self, container: dict[Any, Any], key: Any) -> bool:
+        """Whether a number is one of these."""
+        return (id(container), key) in self._known
+
+    def _add(self, optimizer: int, name: str, container: dict[Any, Any], key: Any) -> None:
+        value = container.get(key, MISSING)
+        for slot in self.slots:
+            now = slot.value([])
+            if (slot.optimizer, slot.name) == (optimizer, name) and repr(now) == repr(value):
+                slot.held.append((container, key))
+                return
+        self.slots.append(CountSlot(optimizer, name, [(container, key)]))
+
+    def forget(self) -> None:
+        """The optimizers' state is another one."""
+        self.slots.clear()
+        self._known.clear()
+
+
+def _numbers_in(holder: Any, name: str) -> Iterator[tuple[str, dict[Any, Any], Any]]:
+    """The Python numbers of a state: a name that those of all parameters share, dict and key."""
+    for key, value in holder.items():
+        inner = f"{name}[{key!r}]" if isinstance(key, (str, int)) else name
+        if isinstance(value, dict):
+            yield from _numbers_in(value, inner)
+        elif type(value) in (int, float):
+            yield inner, holder, key
+
+
+@dataclass(frozen=True, slots=True)
+class SetCount:
+    """Numbers that a step has set to one: where they are, and what it is."""
+
+    slot: CountSlot
+    held: list[Held]
+    number: TracedNumber
+
+
+class TracedCounts:
+    """The counts of a trace, while the step runs and after.
+
+    Args:
+        slots: of all of them.
+        numbers: the traced number for each; those that are not there yet have None.
+    """
+
+    def __init__(self, slots: Iterable[CountSlot], numbers: Iterable[TracedNumber | None]) -> None:
+        pairs = zip(slots, numbers, strict=True)
+        self._traced = [(slot, number) for slot, number in pairs if number is not None]
+        self._before = [
+            (container, key, container[key])
+            for slot, _ in self._traced
+            for container, key in slot.held
+        ]
+        for slot, number in self._traced:
+            for container, key in slot.held:
+                container[key] = number
+
+    def now(self) -> dict[tuple[int, Any], Any]:
+        """What is in each place, by the identity of its dict and the key."""
+        held = [one for slot, _ in self._traced for one in slot.held]
+        return {(id(container), key): container.get(key) for container, key in held}
+
+    def take_where(self, skipped: Tensor, before: dict[tuple[int, Any], Any]) -> None:
+        """Let those that were set since be those from before, on steps that are skipped."""
+        for container, key in [one for slot, _ in self._traced for one in slot.held]:
+            container[key] = number_where(skipped, before[id(container), key], container[key])
+
+    def changed(self, constant: Any) -> Iterator[SetCount]:
+        """What the step has set them to; ``constant`` makes a traced number of Python's.
+
+        Raises:
+            UnsupportedState: one is no number any more.
+        """
+        for slot, number in self._traced:
+            several: dict[Any, SetCount] = {}
+            for container, key in slot.held:
+                now = container.get(key, MISSING)
+                if now is number:
+                    continue
+                if isinstance(now, Tensor) or not isinstance(now, (int, float)):
+                    gone = "took it away" if now is MISSING else f"made it a {type(now).__name__}"
+                    raise UnsupportedState(
+                        f"{slot} is a Python number, and the step {gone}.",
+                        remedy="keep it a number, or a tensor from the start",
+                    )
+                same = now.text if isinstance(now, TracedNumber) else repr(now)
+                if same not in several:
+                    traced = now if isinstance(now, TracedNumber) else constant(now)
+                    several[same] = SetCount(slot, [], traced)
+                several[same].held.append((container, key))
+            yield from several.values()
+
+    def restore(self) -> None:
+        """Put the numbers back that were there."""
+        for container, key, value in self._before:
+            container[key] = value
