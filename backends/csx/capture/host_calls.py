@@ -365,7 +365,8 @@ class NumberCall:
 
     def __init__(self, name: str, sets: Any, held: list[Held], number: TracedNumber) -> None:
         self.name, self.sets, self._held = name, sets, held
-        self._kind = int if isinstance(number, int) else float
+        is_flag = type(number.value) is bool
+        self._kind = bool if is_flag else int if isinstance(number, int) else float
         self.value: Any = number.tensor
 
     def __call__(self, value: Any) -> None:

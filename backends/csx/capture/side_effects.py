@@ -54,6 +54,7 @@ from fulgurite.backends.csx.state import (
     check_new_state,
     dotted_name,
     entry_name,
+    own_attributes,
 )
 from fulgurite.backends.patches import MISSING
 
@@ -187,15 +188,19 @@ def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
     inputs.counts.restore()
     of_groups, is_found = {id(group.own) for group in inputs.groups}, False
     for container, before, name, root in host.snapshot.containers():
-        if not isinstance(root, Optimizer) or not isinstance(container, dict):
+        if not isinstance(root, Optimizer) or id(container) in of_groups:
             continue
-        for key, value in container.items() if id(container) not in of_groups else ():
+        for key, value in container.items() if isinstance(container, dict) else ():
             was = before.get(key)
-            if is_number(value) and is_number(was) and value is not was and value != was:
-                place = scope.optimizers.index(root)
-                text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
-                scope.counts.add(place, text, container, key)
-                is_found = True
+            numbers = is_number(was) and is_number(value)
+            flags = type(was) is bool and type(value) is bool and key != _TORCHS
+            if value is was or not (numbers or flags) or value == was:
+                continue
+            text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
+            if any(container is entry for entry in root.state.values()):  # of all parameters
+                text = f"{type(root).__name__}.state[{key!r}]"
+            scope.counts.add(scope.optimizers.index(root), text, container, key)
+            container[key], is_found = was, True
     if is_found:
         raise CountFound
     return calls
@@ -367,7 +372,9 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
                 found.append((key, name, new))
         entries = [optimizer.state[key] for key, _, _ in found]
         check_new_state(optimizer, entries, host.scope.line_of("configure_optimizers"))
-        found += [(None, place.name, [place]) for place in _new_numbers(optimizer, inputs, host)]
+        found += [
+            (None, place.name, [place]) for place in _new_elsewhere(optimizer, inputs, host, known)
+        ]
         if not found:
             continue
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -380,14 +387,16 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
                 told = Place({}, "counts", f"whether {name} was updated")
                 effects.set_after([told], counts)
             for place in new:
-                effects.set_after([place], plain(place.get(), "the first step"))
+                effects.set_after([place], pytree.tree_map(plain, place.get()))
                 one = NewPlace(place=place, is_optimizers=True, key=key, counts=told)
                 effects.new_places.append(one)
                 place.put(MISSING)
 
 
-def _new_numbers(optimizer: Optimizer, inputs: StepInputs, host: HostState) -> Iterator[Place]:
-    """The places of numbers that are new in a param group, or as an attribute."""
+def _new_elsewhere(
+    optimizer: Optimizer, inputs: StepInputs, host: HostState, known: set[int]
+) -> Iterator[Place]:
+    """The places of new numbers in a param group, and of these and new tensors in attributes."""
     counts, index = host.scope.counts, host.scope.optimizers.index(optimizer)
     for group, key in new_numbers(inputs.groups):
         if group.optimizer is optimizer:
@@ -396,9 +405,24 @@ def _new_numbers(optimizer: Optimizer, inputs: StepInputs, host: HostState) -> I
             yield place
             counts.add(index, place.name, group.own, key)
     held, before = vars(optimizer), host.snapshot.before(vars(optimizer))
-    for key in [key for key, value in held.items() if is_number(value) and key not in before]:
-        yield Place(held, key, name := f"{type(optimizer).__name__}.{key}")
-        counts.add(index, name, held, key)
+    places = [
+        Place(held, key, f"{type(optimizer).__name__}.{key}") for key in own_attributes(optimizer)
+    ]
+    for outer in places:
+        value, was = outer.get(), before
+        inner = [outer]
+        if isinstance(value, dict) and outer.key in before:
+            inner = [Place(value, key, f"{outer.name}[{brief(key)}]") for key in value]
+            was = host.snapshot.before(value) or {}
+        for place in inner:
+            now = place.get()
+            if _refilled(now, was.get(place.key), known):
+                place.put(was[place.key])
+            elif is_number(now) and place.key not in was:
+                yield place
+                counts.add(index, place.name, place.container, place.key)
+            elif was.get(place.key) is None and holds_traced(now):
+                yield place
 
 
 def _new_in(
@@ -414,8 +438,19 @@ def _new_in(
         entry = OptimizerEntry(holder, key, host.scope.entries)
         for inner in [*value]:
             yield from _new_in(entry, inner, f"{name}[{inner!r}]", content, host, known)
+    elif _refilled(value, before.get(key), known):
+        holder[key] = before[key]  # it holds them as before
     elif key not in before or (holds_traced(value) and id(value) not in known):
         yield Place(holder, key, name)
+
+
+def _refilled(value: Any, before: Any, known: set[int]) -> bool:
+    """Whether a list or tuple of known tensors is in the place of one of the same."""
+    if type(value) is not type(before) or not isinstance(value, (list, tuple)):
+        return False
+    (now, tree), (then, tree_then) = pytree.tree_flatten(value), pytree.tree_flatten(before)
+    tensors = [one for one in now if isinstance(one, Tensor)]
+    return tree == tree_then and all(id(one) in known for one in tensors) and len(now) == len(then)
 
 
 def metric_calls(

@@ -95,7 +95,7 @@ class StepInputs:
         self.items = list(self._make_items())
         self.guards: list[NumberGuard] = []
         self.groups: list[TracedGroup] = []
-        self.counts = TracedCounts((), ())
+        self.counts = TracedCounts([])
         self.nodes: dict[int, fx.Node] = {}
         self.values: dict[int, Tensor] = {}
         self.memory: set[int] = set()

@@ -2,12 +2,13 @@
 
 Each is an input of the program like those of groups: a traced number while a step is traced, and
 what the step made of it is set on the host after every step. Numbers of one name that are equal are
-one input: that of a count is the same for all parameters.
+one input: that of a count is the same for all parameters. A flag that a step changes is one, too:
+Python looks at it, so each value has its program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class CountSlot:
         value = self.value(optimizers)
         if value is MISSING:
             return float("nan")
-        if type(value) not in (int, float):
+        if type(value) not in (int, float, bool):
             raise StateChanged(
                 f"{self} was a number when the program was built, and now is {value!r}.",
                 remedy="keep it a number",
@@ -67,7 +68,7 @@ class Counts:
     """The numbers that the optimizers of a scope keep outside of their param groups.
 
     Attributes:
-        slots: they only become more, until the state of an optimizer is another one.
+        slots: of equal numbers; new ones come after those that were there.
     """
 
     slots: list[CountSlot] = field(default_factory=list)
@@ -81,15 +82,13 @@ class Counts:
                 self._add(slot.optimizer, slot.name, container, key)
         for i, (owner, optimizer) in enumerate(optimizers.items()):
             for name, container, key in _numbers_in(optimizer.state, f"{owner}.state"):
-                if (id(container), key) not in self._known:
-                    self._known.add((id(container), key))
-                    self._add(i, name, container, key)
+                self.add(i, name, container, key)
 
     def add(self, optimizer: int, name: str, container: dict[Any, Any], key: Any) -> None:
         """One more number, which a step has changed or made."""
         if (id(container), key) not in self._known:
             self._known.add((id(container), key))
-            self.slots.append(CountSlot(optimizer, name, [(container, key)]))
+            self._add(optimizer, name, container, key)
 
     def holds(self, container: dict[Any, Any], key: Any) -> bool:
         """Whether a number is one of these."""
@@ -133,21 +132,17 @@ class TracedCounts:
     """The counts of a trace, while the step runs and after.
 
     Args:
-        slots: of all of them.
-        numbers: the traced number for each; those that are not there yet have None.
+        traced: those that are there, and what the step is to find: a traced number, or the flag.
     """
 
-    def __init__(self, slots: Iterable[CountSlot], numbers: Iterable[TracedNumber | None]) -> None:
-        pairs = zip(slots, numbers, strict=True)
-        self._traced = [(slot, number) for slot, number in pairs if number is not None]
+    def __init__(self, traced: list[tuple[CountSlot, TracedNumber | bool]]) -> None:
+        self._traced = traced
         self._before = [
-            (container, key, container[key])
-            for slot, _ in self._traced
-            for container, key in slot.held
+            (container, key, container[key]) for slot, _ in traced for container, key in slot.held
         ]
-        for slot, number in self._traced:
+        for slot, found in traced:
             for container, key in slot.held:
-                container[key] = number
+                container[key] = found
 
     def now(self) -> dict[tuple[int, Any], Any]:
         """What is in each place, by the identity of its dict and the key."""
@@ -165,13 +160,13 @@ class TracedCounts:
         Raises:
             UnsupportedState: one is no number any more.
         """
-        for slot, number in self._traced:
+        for slot, found in self._traced:
             several: dict[Any, SetCount] = {}
             for container, key in slot.held:
                 now = container.get(key, MISSING)
-                if now is number:
+                if now is found:
                     continue
-                if isinstance(now, Tensor) or not isinstance(now, (int, float)):
+                if not isinstance(now, (int, float)):
                     gone = "took it away" if now is MISSING else f"made it a {type(now).__name__}"
                     raise UnsupportedState(
                         f"{slot} is a Python number, and the step {gone}.",

@@ -172,17 +172,19 @@ def install(
         The list that guards are recorded in, and the counts.
     """
     guards: list[NumberGuard] = []
-    counts: list[CountSlot] = []
-    numbers: list[TracedNumber | None] = []
+    counts: list[tuple[CountSlot, TracedNumber | bool]] = []
     for i, slot in enumerate(slots):
         value = slot.value(optimizers)
         if value is MISSING:
             continue
+        if type(value) is bool:
+            guards.append(NumberGuard(str(slot), lambda numbers, i=i: bool(numbers[i]), value))
+            counts.append((slot, value))
+            continue
         value = int(value) if isinstance(value, int) else float(value)
         number = TracedNumber(value, vector[i], guards, operator.itemgetter(i), str(slot))
         if isinstance(slot, CountSlot):
-            counts.append(slot)
-            numbers.append(number)
+            counts.append((slot, number))
             continue
         group = optimizers[slot.optimizer].param_groups[slot.group]
         if slot.index is None:
@@ -191,7 +193,7 @@ def install(
             before = group[slot.key]
             items = [*before[: slot.index], number, *before[slot.index + 1 :]]
             group[slot.key] = items if isinstance(before, list) else tuple(items)
-    return guards, TracedCounts(counts, numbers)
+    return guards, TracedCounts(counts)
 
 
 class TracedGroup(dict[str, Any]):

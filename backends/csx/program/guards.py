@@ -208,6 +208,11 @@ class Guards:
         """
         return any(key in self._updates and name not in self._names for key, name in made)
 
+    def knows_counts_of(self, other: Guards) -> bool:
+        """Whether the program takes all numbers of optimizers that another one does."""
+        counts = (slot for slot in other.numbers.slots if isinstance(slot, CountSlot))
+        return all(slot in self.numbers.slots for slot in counts)
+
     def _answered_otherwise(self) -> str | None:
         """What Python saw of counters of the run and would not see now; None: nothing."""
         now = read_numbers(self.numbers.slots, self._scope.optimizers)

@@ -223,6 +223,9 @@ class Selection:
 
     def add(self, program: BoundProgram) -> None:
         """Take a program that was built now."""
+        # a number of an optimizer that another step found to change, they have as it was
+        guards = program.guards
+        self.programs[:] = [one for one in self.programs if one.guards.knows_counts_of(guards)]
         if not program.never:
             self.programs.append(program)
             self._note_states()

@@ -79,5 +79,6 @@ from fulgurite.backends.csx.state.storage import dtype_and_shape as dtype_and_sh
 from fulgurite.backends.csx.state.storage import entry_name as entry_name
 from fulgurite.backends.csx.state.storage import module_places as module_places
 from fulgurite.backends.csx.state.storage import optimizer_places as optimizer_places
+from fulgurite.backends.csx.state.storage import own_attributes as own_attributes
 from fulgurite.backends.csx.state.storage import parameter_replaced as parameter_replaced
 from fulgurite.backends.csx.state.storage import state_inputs as state_inputs

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import deque
 from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
@@ -56,7 +58,7 @@ def check_state(
         with_double: whether some of them are in float64.
 
     Raises:
-        UnsupportedState: it is tensors in a list, or one elsewhere.
+        UnsupportedState: it is tensors in a set or deque, or one elsewhere.
     """
     for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
@@ -72,13 +74,13 @@ def _check_value(
     optimizer: Optimizer, key: Any, value: Any, device: torch.device, with_double: bool
 ) -> None:
     name = type(optimizer).__name__
-    if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
+    if isinstance(value, (set, deque)) and any(isinstance(v, Tensor) for v in value):
         raise UnsupportedState(
             f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",
-            remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
+            remedy=f"a list, or one key for each: state['{key}_0'], state['{key}_1'], ...",
         )
-    if isinstance(value, Tensor):
-        _check_tensor(f"{name} keeps state['{key}']", value, device, with_double)
+    for tensor in [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]:
+        _check_tensor(f"{name} keeps state['{key}']", tensor, device, with_double)
 
 
 def _where_made(kind: type, key: Any) -> UserLine | None:

@@ -131,6 +131,29 @@ class OptimizerEntry:
         return value
 
 
+class EntryList:
+    """A list or tuple in an optimizer's state, used like a dict of its items by their places."""
+
+    def __init__(self, holder: Any, key: Any) -> None:
+        self._holder, self._key = holder, key
+
+    def __getitem__(self, key: int) -> Any:
+        return self._holder[self._key][key]
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What is there, if there is such a list."""
+        items = self._holder.get(self._key)
+        return items[key] if isinstance(items, (list, tuple)) and key < len(items) else default
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        """Put something there; a tuple is replaced by another."""
+        items = self._holder[self._key]
+        if isinstance(items, tuple):
+            self._holder[self._key] = type(items)([*items[:key], value, *items[key + 1 :]])
+        else:
+            items[key] = value
+
+
 @dataclass(slots=True)
 class SideEffects:
     """What a step did to places on the host, to be done again after every step.
@@ -317,6 +340,16 @@ def optimizer_places(optimizers: dict[str, Optimizer], names: dict[int, str]) ->
             for option, value in group.items():
                 if isinstance(value, Tensor):
                     yield Place(group, option, f"{owner}.param_groups[{g}]['{option}']")
+        for key in own_attributes(optimizer):
+            yield from tensors_in(vars(optimizer), key, f"{owner}.{key}")
+
+
+def own_attributes(optimizer: Optimizer) -> list[str]:
+    """The names of what an optimizer keeps beside what each has."""
+    return [key for key in vars(optimizer) if key[0] != "_" and key not in _OF_ALL]
+
+
+_OF_ALL = ("defaults", "state", "param_groups", "step")
 
 
 def entry_name(owner: str, key: Any, names: dict[int, str]) -> str:
@@ -324,14 +357,18 @@ def entry_name(owner: str, key: Any, names: dict[int, str]) -> str:
     return f"{owner}.state[{names.get(id(key)) or brief(key)}]"
 
 
-def tensors_in(container: dict[Any, Any], key: Any, name: str = "") -> Iterator[Place]:
-    """The places of tensors in one entry of an optimizer's state, also within dicts."""
+def tensors_in(container: Any, key: Any, name: str = "") -> Iterator[Place]:
+    """The places of tensors in one entry of an optimizer's state, also within dicts and lists."""
     value = container.get(key)
     if isinstance(value, Tensor):
         yield Place(container, key, name)
     elif isinstance(value, dict):
         for inner in value:
             yield from tensors_in(value, inner, f"{name}[{inner!r}]")
+    elif isinstance(value, (list, tuple)):
+        of_list = EntryList(container, key)
+        for i in range(len(value)):
+            yield from tensors_in(of_list, i, f"{name}[{i}]")
 
 
 def state_inputs(places: Iterable[Place]) -> tuple[StateInput, ...]:
