@@ -305,7 +305,7 @@ class EmptyPlaces:
         self.is_optimizers = any(one.is_optimizers for one in new_places)
         self.is_in_part = False
         self.made = [(id(one.key), one.place.name) for one in new_places if one.is_optimizers]
-        self._by_update = [(one.place, one.counts) for one in new_places if one.counts]
+        self._by_update = [(one, one.counts) for one in new_places if one.counts]
         self._always = any(one.counts is None for one in new_places)
 
     def __call__(self) -> bool:
@@ -324,12 +324,12 @@ class EmptyPlaces:
 
     def fill(self) -> None:
         """A step has filled them; where its update did not count, they are empty again."""
-        updated = [(place, counts, bool(counts.get())) for place, counts in self._by_update]
+        updated = [(new, counts, bool(counts.get())) for new, counts in self._by_update]
         some = self._always or any(is_update for _, _, is_update in updated)
         self.is_in_part = some and not all(is_update for _, _, is_update in updated)
-        for place, counts, is_update in updated:
+        for new, counts, is_update in updated:
             if not is_update:
-                place.put(MISSING)
+                new.place.put(new.before)
             counts.put(MISSING)
         for flag, _, since in self.flags:
             flag.put(since)

@@ -37,7 +37,6 @@ from fulgurite.backends.csx.state import (
     Place,
     Snapshot,
     StageGradients,
-    StateTensor,
     check_optimizer,
     init_state,
     keep_within_budget,
@@ -80,7 +79,7 @@ class Scope(ABC):
     root: ClassVar[str]  # how the step's code reaches ``module``
     module: nn.Module  # every module of the step is in it
     optimizers: list[Optimizer] = field(default_factory=list)  # those in others, too
-    optimizer_names: list[str] = field(default_factory=list)  # as messages call them
+    named_optimizers: dict[str, Optimizer] = field(default_factory=dict)  # as messages call them
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
@@ -178,12 +177,8 @@ class Scope(ABC):
 
     def take_optimizers(self, named: Mapping[str, Optimizer]) -> None:
         """The step works on these, and on those that they keep inside, as Lookahead does."""
-        every = with_inner(named)
-        self.optimizers, self.optimizer_names = [*every.values()], [*every]
-
-    def named_optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers as messages call them."""
-        return dict(zip(self.optimizer_names, self.optimizers, strict=True))
+        self.named_optimizers = with_inner(named)
+        self.optimizers = [*self.named_optimizers.values()]
 
     def leaf_name(self, path: Any) -> str:
         """How messages call a leaf of the batch, by its path in it."""
@@ -193,7 +188,7 @@ class Scope(ABC):
         """Every parameter by its name: the modules', then those only an optimizer knows."""
         found = dict(self.module.named_parameters())
         known = {id(p) for p in found.values()}
-        for owner, optimizer in self.named_optimizers().items():
+        for owner, optimizer in self.named_optimizers.items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, p in enumerate(group["params"]):
                     if id(p) not in known:
@@ -216,16 +211,12 @@ class Scope(ABC):
         keep()
         return new_state
 
-    def forget_unused(self, new_state: list[NewState], live: list[StateTensor]) -> None:
-        """Delete new state that no entry point updates; ``live`` are the program's tensors."""
-        for one in new_state:
-            one.forget_unused(live)
-
     def forget_state(self) -> None:
         """The state of optimizers is another one: no first step waits for it any more."""
         self.born = [one for one in self.born if not one.is_optimizers]
         self.entries.clear()
         self.counts.forget()
+        self.refresh()
 
     def groups(self) -> list[dict[str, Any]]:
         """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""

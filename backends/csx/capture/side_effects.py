@@ -65,7 +65,6 @@ _IN_AN_OPTIMIZER = (
     'self.state[p]["kept"] = torch.zeros_like(p) in preinitialize(), and'
     ' self.state[p]["kept"].copy_(x) in step()'
 )
-_TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 EARLY = (
     "parametrizations (weight_norm, spectral_norm, prune) in __init__() or configure_model(),"
     " before the optimizer is made"
@@ -169,39 +168,21 @@ class CountFound(Exception):
 
 
 def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
-    """What is set on the host for the numbers that the step gave optimizers.
-
-    Raises:
-        CountFound: one that was no input is another now.
-    """
+    """What is set on the host for numbers of optimizers; CountFound: one was no input."""
     scope = host.scope
+    of_groups = set_numbers(inputs.groups, scope.line_of("training_step"))
     calls = [
         NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
-        for group, key, number in set_numbers(
-            inputs.groups, scope.counts, scope.line_of("training_step")
-        )
+        for group, key, number in of_groups
     ]
     calls += [
         NumberCall(str(one.slot), one.slot, one.held, one.number)
         for one in inputs.counts.changed(constant_number)
     ]
     inputs.counts.restore()
-    of_groups, is_found = {id(group.own) for group in inputs.groups}, False
-    for container, before, name, root in host.snapshot.containers():
-        if not isinstance(root, Optimizer) or id(container) in of_groups:
-            continue
-        for key, value in container.items() if isinstance(container, dict) else ():
-            was = before.get(key)
-            numbers = is_number(was) and is_number(value)
-            flags = type(was) is bool and type(value) is bool and key != _TORCHS
-            if value is was or not (numbers or flags) or value == was:
-                continue
-            text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
-            if any(container is entry for entry in root.state.values()):  # of all parameters
-                text = f"{type(root).__name__}.state[{key!r}]"
-            scope.counts.add(scope.optimizers.index(root), text, container, key)
-            container[key], is_found = was, True
-    if is_found:
+    groups = {id(group.own) for group in inputs.groups}
+    others = (one for one in host.snapshot.containers() if id(one[0]) not in groups)
+    if scope.counts.find_changed(others, scope.optimizers):
         raise CountFound
     return calls
 
@@ -363,18 +344,17 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
     """
     names = {id(p): name for name, p in inputs.parameters.items()}
     known = {id(held.tensor) for held in inputs.state_tensors()}
-    states = zip(host.scope.named_optimizers().items(), host.states, strict=True)
+    states = zip(host.scope.named_optimizers.items(), host.states, strict=True)
     for (owner, optimizer), (_, before) in states:
-        found: list[tuple[Any, str, list[Place]]] = []
+        found: list[tuple[Any, str, list[tuple[Place, Any]]]] = []
         for key in optimizer.state:
             name = entry_name(owner, key, names)
             if new := [*_new_in(optimizer.state, key, name, before, host, known)]:
                 found.append((key, name, new))
         entries = [optimizer.state[key] for key, _, _ in found]
         check_new_state(optimizer, entries, host.scope.line_of("configure_optimizers"))
-        found += [
-            (None, place.name, [place]) for place in _new_elsewhere(optimizer, inputs, host, known)
-        ]
+        others = _new_elsewhere(optimizer, inputs, host, known)
+        found += [(None, place.name, [(place, was)]) for place, was in others]
         if not found:
             continue
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -386,49 +366,46 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
             if counts is not None:
                 told = Place({}, "counts", f"whether {name} was updated")
                 effects.set_after([told], counts)
-            for place in new:
+            for place, was in new:
                 effects.set_after([place], pytree.tree_map(plain, place.get()))
-                one = NewPlace(place=place, is_optimizers=True, key=key, counts=told)
+                one = NewPlace(place=place, is_optimizers=True, key=key, counts=told, before=was)
                 effects.new_places.append(one)
-                place.put(MISSING)
+                place.put(was)
 
 
 def _new_elsewhere(
     optimizer: Optimizer, inputs: StepInputs, host: HostState, known: set[int]
-) -> Iterator[Place]:
-    """The places of new numbers in a param group, and of these and new tensors in attributes."""
+) -> Iterator[tuple[Place, Any]]:
+    """The places of what is new in param groups and attributes, and what was there."""
     counts, index = host.scope.counts, host.scope.optimizers.index(optimizer)
     for group, key in new_numbers(inputs.groups):
         if group.optimizer is optimizer:
             place = Place(group.own, key, f"{group.place}[{key!r}]")
             place.put(group[key])
-            yield place
+            yield place, MISSING
             counts.add(index, place.name, group.own, key)
     held, before = vars(optimizer), host.snapshot.before(vars(optimizer))
-    places = [
-        Place(held, key, f"{type(optimizer).__name__}.{key}") for key in own_attributes(optimizer)
-    ]
-    for outer in places:
-        value, was = outer.get(), before
-        inner = [outer]
-        if isinstance(value, dict) and outer.key in before:
-            inner = [Place(value, key, f"{outer.name}[{brief(key)}]") for key in value]
+    for name in own_attributes(optimizer):
+        outer = f"{type(optimizer).__name__}.{name}"
+        value, places, was = held[name], [Place(held, name, outer)], before
+        if isinstance(value, dict) and name in before:
+            places = [Place(value, key, f"{outer}[{brief(key)}]") for key in value]
             was = host.snapshot.before(value) or {}
-        for place in inner:
-            now = place.get()
-            if _refilled(now, was.get(place.key), known):
-                place.put(was[place.key])
-            elif is_number(now) and place.key not in was:
-                yield place
+        for place in places:
+            now, then = place.get(), was.get(place.key, MISSING)
+            if _refilled(now, then, known):
+                place.put(then)
+            elif then is MISSING and (is_number(now) or type(now) is bool):
+                yield place, then
                 counts.add(index, place.name, place.container, place.key)
-            elif was.get(place.key) is None and holds_traced(now):
-                yield place
+            elif (then is None or then is MISSING) and holds_traced(now):
+                yield place, then
 
 
 def _new_in(
     holder: Any, key: Any, name: str, before: dict[Any, Any], host: HostState, known: set[int]
-) -> Iterator[Place]:
-    """The places of what is new in an entry of an optimizer's state, or of a dict in it.
+) -> Iterator[tuple[Place, Any]]:
+    """The places of what is new in an entry of an optimizer's state, and what was there.
 
     ``before`` is what was in ``holder``; ``known`` are the identities of tensors that are state.
     """
@@ -441,7 +418,7 @@ def _new_in(
     elif _refilled(value, before.get(key), known):
         holder[key] = before[key]  # it holds them as before
     elif key not in before or (holds_traced(value) and id(value) not in known):
-        yield Place(holder, key, name)
+        yield Place(holder, key, name), before.get(key, MISSING)
 
 
 def _refilled(value: Any, before: Any, known: set[int]) -> bool:
@@ -502,13 +479,12 @@ def refuse_other_effects(
                     remedy="state has its place from the start, and changes there:\n      "
                     + (_IN_AN_OPTIMIZER if isinstance(root, Optimizer) else _IN_A_MODULE),
                 )
-            counts = type(value) in (int, float, bool) and value != replaced and key != _TORCHS
-            if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
-                kind = "flag" if type(value) is bool else "number"
+            counts = type(value) in (int, float, bool) and value != replaced
+            if isinstance(root, Optimizer) and isinstance(container, list) and counts:
                 raise UnsupportedState(
-                    f"{type(root).__name__} changed a Python {kind} in its step ({where}, from"
-                    f" {replaced!r} to {value!r}), which the program would freeze.",
-                    remedy="a tensor in optimizer.state[p], changed in place",
+                    f"{type(root).__name__} changed a Python number in a list in its step ({where},"
+                    f" from {replaced!r} to {value!r}), which the program would freeze.",
+                    remedy="an attribute for each number, or a dict of them",
                 )
 
 

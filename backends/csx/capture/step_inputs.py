@@ -88,7 +88,7 @@ class StepInputs:
         # whatever the host has put there since, the program was built for this
         if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
-        self.number_slots = number_slots(scope.named_optimizers(), self._schedulers, scope.counts)
+        self.number_slots = number_slots(scope.named_optimizers, self._schedulers, scope.counts)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # of torch's own: ``results_of`` keeps what comes again
@@ -109,7 +109,7 @@ class StepInputs:
             if id(p) not in known:
                 yield Place({0: p}, 0, name)
         names = {id(p): name for name, p in self.parameters.items()}
-        yield from optimizer_places(self._scope.named_optimizers(), names)
+        yield from optimizer_places(self._scope.named_optimizers, names)
         yield from scheduler_places(self._schedulers)
         yield from self._scope.outside_state()
         yield from trees.places
@@ -292,7 +292,7 @@ def _roles(scope: Scope, parameters: Iterable[Tensor]) -> Callable[[StateInput],
     """A function that says whose tensor the first of a state input's is."""
     trained = {id(p) for p in parameters}
     buffers = {id(module._buffers) for module in scope.module.modules()}
-    optimizers = tuple(f"{owner}." for owner in scope.named_optimizers())
+    optimizers = tuple(f"{owner}." for owner in scope.named_optimizers)
 
     def role(item: StateInput) -> Role:
         held = item.tensors[0]

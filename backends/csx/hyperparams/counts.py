@@ -8,7 +8,7 @@ Python looks at it, so each value has its program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,10 @@ from fulgurite.backends.patches import MISSING
 
 Held = tuple[dict[Any, Any], Any]
 """Where a number is: a dict, and the key in it."""
+
+
+_NUMBERS = {int, float, TracedNumber}
+_TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +93,35 @@ class Counts:
         if (id(container), key) not in self._known:
             self._known.add((id(container), key))
             self._add(optimizer, name, container, key)
+
+    def find_changed(
+        self, containers: Iterable[tuple[Any, Any, str, object]], optimizers: list[Optimizer]
+    ) -> bool:
+        """Look for numbers and flags that a step has changed, and put back what they were.
+
+        Args:
+            containers: what the optimizers hold: each, what was in it, its name and whose it is.
+            optimizers: all of them.
+
+        Returns:
+            Whether there are some.
+        """
+        found = False
+        for container, before, name, root in containers:
+            if not isinstance(root, Optimizer) or not isinstance(container, dict):
+                continue
+            for key, value in container.items():
+                was = before.get(key)
+                kinds = {type(was), type(value)}
+                alike = kinds == {bool} or (kinds <= _NUMBERS and type(was) is not TracedNumber)
+                if value is was or not alike or value == was or key == _TORCHS:
+                    continue
+                text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
+                if any(container is entry for entry in root.state.values()):  # of all parameters
+                    text = f"{type(root).__name__}.state[{key!r}]"
+                self.add(optimizers.index(root), text, container, key)
+                container[key], found = was, True
+        return found
 
     def holds(self, container: dict[Any, Any], key: Any) -> bool:
         """Whether a number is one of these."""

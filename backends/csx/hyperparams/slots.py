@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
 import operator
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -177,8 +179,8 @@ def install(
         value = slot.value(optimizers)
         if value is MISSING:
             continue
-        if type(value) is bool:
-            guards.append(NumberGuard(str(slot), lambda numbers, i=i: bool(numbers[i]), value))
+        if isinstance(slot, CountSlot) and type(value) is bool:  # the vector has 0 or 1
+            guards.append(NumberGuard(str(slot), operator.itemgetter(i), value))
             counts.append((slot, value))
             continue
         value = int(value) if isinstance(value, int) else float(value)
@@ -213,6 +215,7 @@ class TracedGroup(dict[str, Any]):
         self.own, self.optimizer, self.index, self.place = group, optimizer, index, place
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
+        self.set_by_optimizer = set[str]()
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
         self.is_read = False  # but for its parameters, which zero_grad() asks for
 
@@ -232,7 +235,16 @@ class TracedGroup(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()
+        if self._steps():  # its code looks at numbers that it keeps, of which each is an input
+            self.set_by_optimizer.add(key)
         super().__setitem__(key, value)
+
+    def _steps(self) -> bool:
+        """Whether the optimizer's own step is running."""
+        frame, code = sys._getframe(2), inspect.unwrap(type(self.optimizer).step).__code__
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame is not None
 
     def schedule(self, key: str, number: TracedNumber) -> None:
         """Set what a scheduler inside the program computes."""
@@ -264,7 +276,7 @@ def constant_number(value: float) -> TracedNumber:
 
 
 def set_numbers(
-    groups: list[TracedGroup], counts: Counts, line: UserLine | None
+    groups: list[TracedGroup], line: UserLine | None
 ) -> Iterator[tuple[TracedGroup, str, TracedNumber]]:
     """The numbers of groups that the step set, which the host is to set after every step.
 
@@ -272,7 +284,6 @@ def set_numbers(
 
     Args:
         groups: all of them, after the step.
-        counts: the numbers that steps have made.
         line: the user's that is to blame where none is known.
 
     Raises:
@@ -291,9 +302,7 @@ def set_numbers(
             line = group.lines.get(key) or line
             # one branch of a schedule by the step count, which other programs go on with
             follows = line is not None and only_follow([(line.file, line.function)])
-            counts_anew = type(value) is int and isinstance(group.installed.get(key), int)
-            made = type(value) in (int, float) and counts.holds(group.own, key)
-            if counts_anew or made or (follows and type(value) is float):
+            if type(value) in (int, float) and (follows or key in group.set_by_optimizer):
                 yield group, key, constant_number(value)
             else:
                 raise FrozenNumber(
@@ -325,12 +334,12 @@ def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
             by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place))
     traced = [[by_own[id(group)] for group in groups] for groups in before]
     try:
-        for optimizer, groups in zip(optimizers, traced, strict=True):
-            optimizer.param_groups[:] = groups
+        for optimizer, now in zip(optimizers, traced, strict=True):
+            optimizer.param_groups[:] = now
         yield [*by_own.values()]
         # not where the step has failed: its own error is the one to be seen
-        for optimizer, groups in zip(optimizers, traced, strict=True):
-            if len(optimizer.param_groups) != len(groups):
+        for optimizer, now in zip(optimizers, traced, strict=True):
+            if len(optimizer.param_groups) != len(now):
                 raise UnsupportedState(
                     f"The step changed how many param groups {type(optimizer).__name__} has.",
                     remedy="optimizer.add_param_group(...) in on_train_epoch_start",

@@ -115,7 +115,8 @@ class Builder:
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 # else checkpoints had state of parameters that the step leaves alone
-                scope.forget_unused(new_state, live)
+                for one in new_state:
+                    one.forget_unused(live)
             if changed := conditions().in_other_modes(before, list(scope.module.modules())):
                 raise StateChanged(
                     f"The step put {type(changed[0]).__name__} into {mode_of(changed[0])} mode,"
@@ -147,7 +148,7 @@ class Builder:
         return result
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
-        self.scope.counts.find(self.scope.named_optimizers())
+        self.scope.counts.find(self.scope.named_optimizers)
         captured: dict[str, CapturedStep] = {}
         for name, run in entries.items():
             _undo_changes(captured)  # which happen once, not once for each entry point

@@ -222,28 +222,25 @@ class Selection:
         )
 
     def add(self, program: BoundProgram) -> None:
-        """Take a program that was built now."""
-        # a number of an optimizer that another step found to change, they have as it was
-        guards = program.guards
-        self.programs[:] = [one for one in self.programs if one.guards.knows_counts_of(guards)]
+        """Take a program that was built now; those that froze a number that it counts go."""
+        self.programs[:] = [p for p in self.programs if p.guards.knows_counts_of(program.guards)]
         if not program.never:
             self.programs.append(program)
             self._note_states()
-            for first in [one for each in program.entries.values() for _, one in each.firsts]:
+            for _, first in [one for each in program.entries.values() for one in each.firsts]:
                 first.filled.append(self._note_states)
 
     def _note_states(self) -> None:
         """There is more state of optimizers: what may have asked for it has to be built anew."""
         self._states, born = OptimizerStates(self._scope.optimizers), self._scope.born
         made = [one for empty in born if not empty() for one in empty.made]
-        self.programs[:] = [one for one in self.programs if not one.guards.overlooks(made)]
+        self.programs[:] = [p for p in self.programs if not p.guards.overlooks(made)]
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
         if self._states.are_replaced():
             self._forget()
             self._scope.forget_state()
-            self._scope.refresh()
 
     def forget_pruned(self) -> None:
         """Where parameters were pruned, or no longer are, build programs anew.

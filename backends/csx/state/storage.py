@@ -82,6 +82,7 @@ class NewPlace:
     is_optimizers: bool = False  # it is in the state of one
     key: Any = None  # there, a parameter as a rule
     counts: Place | None = None  # receives whether the update counts that put them there
+    before: Any = MISSING  # what the step found there
 
 
 class OptimizerEntry:
@@ -340,16 +341,17 @@ def optimizer_places(optimizers: dict[str, Optimizer], names: dict[int, str]) ->
             for option, value in group.items():
                 if isinstance(value, Tensor):
                     yield Place(group, option, f"{owner}.param_groups[{g}]['{option}']")
-        for key in own_attributes(optimizer):
-            yield from tensors_in(vars(optimizer), key, f"{owner}.{key}")
+        for name in own_attributes(optimizer):
+            yield from tensors_in(vars(optimizer), name, f"{owner}.{name}")
 
 
 def own_attributes(optimizer: Optimizer) -> list[str]:
     """The names of what an optimizer keeps beside what each has."""
-    return [key for key in vars(optimizer) if key[0] != "_" and key not in _OF_ALL]
+    return [key for key in vars(optimizer) if key not in _OF_ALL]
 
 
-_OF_ALL = ("defaults", "state", "param_groups", "step")
+_OF_ALL = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called", "_wrapped_by_lr_sched"}
+"""What torch's ``Optimizer`` and its schedulers keep there."""
 
 
 def entry_name(owner: str, key: Any, names: dict[int, str]) -> str:

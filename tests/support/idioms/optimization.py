@@ -151,6 +151,37 @@ class Sharpness(Manual):
         return loss.detach()
 
 
+class SharpnessOptimizer(torch.optim.Optimizer):
+    """SAM as it is published: around another optimizer."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = torch.enable_grad()(closure)()
+        every = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in every]).norm()
+        for p in every:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad * (0.05 / norm))
+        self.zero_grad()
+        torch.enable_grad()(closure)()
+        for p in every:
+            p.data = self.state[p]["old"]
+        self.base_optimizer.step()
+        return loss
+
+
+class OptimizerInside(Example):
+    """An optimizer around another one, as SAM and Lookahead are published"""
+
+    def configure_optimizers(self) -> Any:
+        return SharpnessOptimizer(self.parameters(), lr=0.1)
+
+
 class UpdateByHand(Manual):
     """No optimizer's step: `p.sub_(lr * p.grad)` and `p.data = ...` under `no_grad`"""
 

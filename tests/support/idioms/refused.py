@@ -240,30 +240,6 @@ class LineSearch(Refused):
         return torch.optim.LBFGS(self.parameters())
 
 
-class SharpnessOptimizer(torch.optim.Optimizer):
-    """SAM as it is published: around another optimizer."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
-        self.param_groups = self.base_optimizer.param_groups
-
-    def step(self, closure: Any = None) -> None:
-        self.base_optimizer.step(closure)
-
-
-class OptimizerInside(Refused):
-    """An optimizer around another one, as SAM and Lookahead are published"""
-
-    error = UnsupportedState
-    why = "the inner one's state is not found, and would be none of the program's"
-    instead = "the passes written out in a manual step (SAM is among those that work)"
-    remedy = "manual training_step"
-
-    def configure_optimizers(self) -> Any:
-        return SharpnessOptimizer(self.parameters(), lr=0.1)
-
-
 class ForkedRandomState(Refused):
     """`torch.random.fork_rng`, `set_rng_state`, `manual_seed` in the step"""
 

@@ -667,7 +667,7 @@ STATE = [
     ),
     _row(
         "count",
-        "an optimizer that counts in Python",
+        "an optimizer that counts in a list",
         "python_count",
         "",
         "",
@@ -676,26 +676,28 @@ STATE = [
             @torch.no_grad()
             def step(self, closure=None):
                 loss = closure()
+                self.counts[0] += 1
                 for p in self.param_groups[0]["params"]:
-                    count = self.state[p].setdefault("count", 0)
-                    self.state[p]["count"] = count + 1
-                    p.sub_(p.grad / (1 + count))
+                    p.sub_(p.grad / self.counts[0])
                 return loss
         """,
         good_top="""
         class Counting(torch.optim.SGD):
+            count = 0
+
             @torch.no_grad()
             def step(self, closure=None):
                 loss = closure()
+                self.count += 1
                 for p in self.param_groups[0]["params"]:
-                    count = self.state[p].setdefault("count", torch.zeros(()))
-                    p.sub_(p.grad / (1 + count))
-                    count += 1
+                    p.sub_(p.grad / self.count)
                 return loss
         """,
         hooks="""
         def configure_optimizers(self):
-            return Counting(self.parameters(), lr=0.1)
+            optimizer = Counting(self.parameters(), lr=0.1)
+            optimizer.counts = [0]
+            return optimizer
         """,
     ),
 ]

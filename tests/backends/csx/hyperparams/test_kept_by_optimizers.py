@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_close, assert_same_run, both, make_trainer
+from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 
 pytestmark = pytest.mark.numbers
 
@@ -185,8 +187,8 @@ class Warmed(PerParameter):
     def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
         size = p.grad.norm()
         self.mean: Any = size.clone() if self.mean is None else self.mean * 0.9 + size * 0.1
-        self.total = getattr(self, "total", 0.0) + lr
-        p.sub_(p.grad * lr / ((1 + self.mean) * self.total * (2 if self.is_warm else 1)))
+        self._total = getattr(self, "_total", 0.0) + lr
+        p.sub_(p.grad * lr / ((1 + self.mean) * self._total * (2 if self.is_warm else 1)))
 
 
 class CountingSGD(PerParameter):
@@ -274,6 +276,25 @@ MAKE: dict[str, Callable[[Any, float], Optimizer]] = {
     "counting": CountingSGD,
     "group": CountingGroup,
 }
+
+
+class InAList(PerParameter):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.calls = [0]
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls[0] += 1
+        return super().step(closure)
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr / self.calls[0])
+
+
+@pytest.mark.fits
+def test_a_number_in_a_list_is_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"in a list in its step .InAList\.calls\[0\], from"):
+        fit(lambda: Classifier(mlp(), InAList), lambda: (loader(),), static=True)
 
 
 def state_of(optimizer: Optimizer) -> Any:
