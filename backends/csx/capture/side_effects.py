@@ -29,7 +29,6 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.slots import (
-    constant_number,
     is_number,
     new_numbers,
     set_numbers,
@@ -176,8 +175,7 @@ def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
         for group, key, number in of_groups
     ]
     calls += [
-        NumberCall(str(one.slot), one.slot, one.held, one.number)
-        for one in inputs.counts.changed(constant_number)
+        NumberCall(str(one.slot), one.slot, one.held, one.number) for one in inputs.counts.changed()
     ]
     inputs.counts.restore()
     groups = {id(group.own) for group in inputs.groups}
@@ -385,7 +383,7 @@ def _new_elsewhere(
             yield place, MISSING
             counts.add(index, place.name, group.own, key)
     held, before = vars(optimizer), host.snapshot.before(vars(optimizer))
-    for name in own_attributes(optimizer):
+    for name in own_attributes(optimizer, host.scope.optimizers):
         outer = f"{type(optimizer).__name__}.{name}"
         value, places, was = held[name], [Place(held, name, outer)], before
         if isinstance(value, dict) and name in before:

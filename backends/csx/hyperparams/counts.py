@@ -16,7 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, number_where
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    TracedNumber,
+    constant_number,
+    number_where,
+)
 from fulgurite.backends.patches import MISSING
 
 Held = tuple[dict[Any, Any], Any]
@@ -187,8 +191,8 @@ class TracedCounts:
         for container, key in [one for slot, _ in self._traced for one in slot.held]:
             container[key] = number_where(skipped, before[id(container), key], container[key])
 
-    def changed(self, constant: Any) -> Iterator[SetCount]:
-        """What the step has set them to; ``constant`` makes a traced number of Python's.
+    def changed(self) -> Iterator[SetCount]:
+        """What the step has set them to.
 
         Raises:
             UnsupportedState: one is no number any more.
@@ -207,7 +211,7 @@ class TracedCounts:
                     )
                 same = now.text if isinstance(now, TracedNumber) else repr(now)
                 if same not in several:
-                    traced = now if isinstance(now, TracedNumber) else constant(now)
+                    traced = now if isinstance(now, TracedNumber) else constant_number(now)
                     several[same] = SetCount(slot, [], traced)
                 several[same].held.append((container, key))
             yield from several.values()

@@ -33,6 +33,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     NumberGuard,
     Numbers,
     TracedNumber,
+    constant_number,
     number_where,
 )
 from fulgurite.backends.patches import MISSING
@@ -267,12 +268,6 @@ class TracedGroup(dict[str, Any]):
         """Let numbers that were set since be those from before, on steps that are skipped."""
         for key, was in before.items():
             dict.__setitem__(self, key, number_where(skipped, was, self.get(key)))
-
-
-def constant_number(value: float) -> TracedNumber:
-    """A number that is always the same, as a traced one."""
-    constant = torch.full((), value, dtype=torch.float64)
-    return TracedNumber(value, constant, [], lambda _: value, repr(value))
 
 
 def set_numbers(

@@ -201,12 +201,22 @@ def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
     return tensor
 
 
+def constant_number(value: float) -> TracedNumber:
+    """A number that is always the same, or a flag, as a traced one."""
+    constant = torch.full((), float(value), dtype=torch.float64)
+    return TracedNumber(value, constant, [], lambda _: value, repr(value))
+
+
 def number_where(skipped: Tensor, was: Any, now: Any) -> Any:
-    """``now``, or where ``skipped`` what it was; the same where no traced number became another."""
-    if now is was or not (isinstance(now, TracedNumber) and isinstance(was, TracedNumber)):
+    """``now``, or where ``skipped`` what it was; the same where it is no other number."""
+    if now is was or not (isinstance(now, (int, float)) and isinstance(was, (int, float))):
         return now
-    number = torch.where(skipped, was.tensor, now.tensor)
-    return TracedNumber(now.value, number, now.guards, now.compute, f"{now.text} or {was.text}")
+    before, after = (
+        one if isinstance(one, TracedNumber) else constant_number(one) for one in (was, now)
+    )
+    number = torch.where(skipped, before.tensor, after.tensor)
+    text = f"{after.text} or {before.text}"
+    return TracedNumber(after.value, number, after.guards, after.compute, text)
 
 
 def is_whole(number: Any) -> bool:

@@ -341,13 +341,15 @@ def optimizer_places(optimizers: dict[str, Optimizer], names: dict[int, str]) ->
             for option, value in group.items():
                 if isinstance(value, Tensor):
                     yield Place(group, option, f"{owner}.param_groups[{g}]['{option}']")
-        for name in own_attributes(optimizer):
+        for name in own_attributes(optimizer, optimizers.values()):
             yield from tensors_in(vars(optimizer), name, f"{owner}.{name}")
 
 
-def own_attributes(optimizer: Optimizer) -> list[str]:
-    """The names of what an optimizer keeps beside what each has."""
-    return [key for key in vars(optimizer) if key not in _OF_ALL]
+def own_attributes(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> list[str]:
+    """The names of what one of the optimizers keeps beside what each has, and others' state."""
+    states = {id(one.state) for one in optimizers}
+    own = {key: one for key, one in vars(optimizer).items() if key not in _OF_ALL}
+    return [key for key, one in own.items() if id(one) not in states]
 
 
 _OF_ALL = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called", "_wrapped_by_lr_sched"}
@@ -366,7 +368,8 @@ def tensors_in(container: Any, key: Any, name: str = "") -> Iterator[Place]:
         yield Place(container, key, name)
     elif isinstance(value, dict):
         for inner in value:
-            yield from tensors_in(value, inner, f"{name}[{inner!r}]")
+            text = brief(inner) if isinstance(inner, Tensor) else repr(inner)
+            yield from tensors_in(value, inner, f"{name}[{text}]")
     elif isinstance(value, (list, tuple)):
         of_list = EntryList(container, key)
         for i in range(len(value)):

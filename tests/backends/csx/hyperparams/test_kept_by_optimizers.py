@@ -14,6 +14,7 @@ from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.data import DataLoader
 
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 
@@ -346,3 +347,31 @@ def test_it_resumes(tmp_path: Path, name: str) -> None:
         ours, stock = (run(static, 2, path) for static in (True, False))
         assert_close(ours.model.state_dict(), stock.model.state_dict(), 1e-5)
         assert_close(state_of(ours.optimizers[0]), state_of(stock.optimizers[0]), 2e-5)
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize("last", [5, 6])
+def test_what_a_skipped_step_counts_does_not_count(last: int) -> None:
+    """The batch that overflows comes where the counter begins anew (5), and where it does not."""
+    batches = [
+        (torch.randn(16, 8) * (1e3 if i == last else 1), torch.zeros(16).long()) for i in range(9)
+    ]
+
+    class Clocked(Lookahead):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(SGD(params, lr))
+            self.calls, self.is_odd = 0, False
+
+        def step(self, closure: Any = None) -> Any:
+            self.calls += 1
+            self.is_odd = not self.is_odd
+            return super().step(closure)
+
+    trainer = make_trainer(True, max_epochs=1, precision="16-mixed")
+    trainer.fit(Classifier(mlp(), Clocked), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    scaler: Any = trainer.precision_plugin
+    optimizer: Any = trainer.optimizers[0]
+    done = 9 - int(scaler.scaler.state_dict()["skipped_steps"])
+    assert done == 8
+    assert optimizer.param_groups[0]["counter"] == done % 3
+    assert (optimizer.calls, optimizer.is_odd) == (done, done % 2 == 1)
