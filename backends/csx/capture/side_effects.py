@@ -482,6 +482,7 @@ def refuse_other_effects(
                 raise UnsupportedState(
                     f"{type(root).__name__} changed a Python number in a list in its step ({where},"
                     f" from {replaced!r} to {value!r}), which the program would freeze.",
+                    line=UserLine.of_method(type(root), "step"),
                     remedy="an attribute for each number, or a dict of them",
                 )
 

@@ -352,7 +352,7 @@ def own_attributes(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> lis
     return [key for key, one in own.items() if id(one) not in states]
 
 
-_OF_ALL = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called", "_wrapped_by_lr_sched"}
+_OF_ALL = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called"}
 """What torch's ``Optimizer`` and its schedulers keep there."""
 
 

@@ -259,6 +259,40 @@ class Wrapping(PerParameter):
         return self.inner.step(closure)
 
 
+class Prodigious(Optimizer):
+    """Mishchenko and Defazio 2023: how far it has come is a tensor for all weights."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": 1.0, "betas": (0.9, 0.99), "d0": 1e-3})
+        self.d, self.numerator = torch.tensor(1e-3), torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = torch.enable_grad()(closure)()
+        [group] = self.param_groups
+        first, second = group["betas"]
+        root, rate = math.sqrt(second), self.d * group["lr"]
+        total, size = self.numerator * root, torch.zeros(())
+        for p in group["params"]:
+            state = self.state[p]
+            if "step" not in state:
+                state["step"], state["p0"] = 0, p.detach().clone()
+                state.update({key: torch.zeros_like(p) for key in ("s", "m", "v")})
+            scale = self.d / group["d0"] * rate
+            total = total + scale * torch.dot(p.grad.flatten(), (state["p0"] - p).flatten())
+            state["m"].mul_(first).add_(self.d * (1 - first) * p.grad)
+            state["v"].mul_(second).add_(self.d**2 * (1 - second) * p.grad**2)
+            state["s"].mul_(root).add_(scale * p.grad)
+            size = size + state["s"].abs().sum()
+        self.numerator.copy_(total)
+        self.d = torch.maximum(self.d, total / size.clamp_min(1e-20))
+        for p in group["params"]:
+            state = self.state[p]
+            state["step"] += 1
+            p.sub_(rate * state["m"] / (state["v"].sqrt() + self.d * 1e-8))
+        return loss
+
+
 MAKE: dict[str, Callable[[Any, float], Optimizer]] = {
     "sam": Sam,
     "sam_adamw": lambda params, lr: Sam(params, lr, AdamW),
@@ -268,6 +302,7 @@ MAKE: dict[str, Callable[[Any, float], Optimizer]] = {
     "adam": Counting,
     "rectified": Rectified,
     "preconditioned": Preconditioned,
+    "prodigious": Prodigious,
     "warmed": Warmed,
     "every_second": EverySecond,
     "flipping": Flipping,
