@@ -95,7 +95,7 @@ class UserLine:
         ours = ("lightning", "fulgurite.optim")
         if code is None or str(function.__module__).startswith(ours):
             return None
-        return cls.at(code, code.co_firstlineno)
+        return cls.of_function(function)
 
     @classmethod
     def of_function(cls, function: FunctionType) -> UserLine:
