@@ -8,10 +8,14 @@ tensors (their *storages*), which is copied. So tensors that share memory still 
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pickle
+import sys
+import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -79,6 +83,23 @@ class _Unpickler(pickle.Unpickler):
 
 Job = Callable[[], None]
 
+_NAME = "fulgurite-checkpoints"  # of the threads that write
+_pending: dict[str, Future[None]] = {}  # by the file that it is to leave
+
+
+@functools.cache
+def _let_readers_wait() -> None:
+    """Let whoever opens a file wait until what is to be written there is: no older one is read."""
+
+    def wait_for(event: str, args: tuple[Any, ...]) -> None:
+        if event != "open" or not _pending or not isinstance(args[0], (str, os.PathLike)):
+            return
+        job = _pending.get(os.path.abspath(args[0]))
+        if job is not None and not threading.current_thread().name.startswith(_NAME):
+            futures.wait([job])
+
+    sys.addaudithook(wait_for)
+
 
 class Writer:
     """Runs jobs in a thread of its own, in their order; after one that fails, none that were given.
@@ -104,7 +125,8 @@ class Writer:
             leaves: whether the file is there afterwards.
         """
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="fulgurite-checkpoints")
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=_NAME)
+            _let_readers_wait()
         before = self._last
 
         def run() -> None:
@@ -114,8 +136,12 @@ class Writer:
             else:
                 raise _failure(before)
 
-        self._promised[os.path.abspath(path)] = leaves
-        self._last = self._executor.submit(run)
+        whole = os.path.abspath(path)
+        self._promised[whole] = leaves
+        self._last = job_now = _pending[whole] = self._executor.submit(run)
+        job_now.add_done_callback(
+            lambda job: _pending.get(whole) is job and _pending.pop(whole, None)
+        )
 
     def run(self, job: Job, path: str | os.PathLike[str], leaves: bool) -> None:
         """Run a job at once where all are done; else as ``submit``."""

@@ -393,7 +393,7 @@ def _new_elsewhere(
             now, then = place.get(), was.get(place.key, MISSING)
             if _refilled(now, then, known):
                 place.put(then)
-            elif then is MISSING and (is_number(now) or type(now) is bool):
+            elif (then is None or then is MISSING) and (is_number(now) or type(now) is bool):
                 yield place, then
                 counts.add(index, place.name, place.container, place.key)
             elif (then is None or then is MISSING) and holds_traced(now):
@@ -477,18 +477,21 @@ def refuse_other_effects(
                     remedy="state has its place from the start, and changes there:\n      "
                     + (_IN_AN_OPTIMIZER if isinstance(root, Optimizer) else _IN_A_MODULE),
                 )
-            counts = type(value) in (int, float, bool) and value != replaced
-            if isinstance(root, Optimizer) and isinstance(container, list) and counts:
+            simple = type(value) in _SIMPLE and type(replaced) in _SIMPLE and value != replaced
+            if isinstance(root, Optimizer) and simple:
                 raise UnsupportedState(
-                    f"{type(root).__name__} changed a Python number in a list in its step ({where},"
-                    f" from {replaced!r} to {value!r}), which the program would freeze.",
+                    f"{type(root).__name__} changed a Python value in its step ({where}, from"
+                    f" {replaced!r} to {value!r}), which the program would freeze.",
                     line=UserLine.of_method(type(root), "step"),
-                    remedy="an attribute for each number, or a dict of them",
+                    remedy="an attribute, or an item of a dict, that is a number or a flag (bool)",
                 )
+
+
+_SIMPLE = (int, float, bool, str, type(None))
 
 
 def _before(copy: Any, key: Any) -> Any:
     """What was in a place of a container, by the container's copy."""
     if isinstance(copy, dict):
-        return copy.get(key)
-    return copy[key] if isinstance(copy, list) and key < len(copy) else None
+        return copy.get(key, MISSING)
+    return copy[key] if isinstance(copy, list) and key < len(copy) else MISSING

@@ -205,7 +205,7 @@ class StepInputs:
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()
-                with traced_groups(self._scope.optimizers) as self.groups:
+                with traced_groups(self._scope.named_optimizers) as self.groups:
                     yield
             _check_attributes(self.state_tensors(), found)
         finally:

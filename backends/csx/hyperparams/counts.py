@@ -60,7 +60,8 @@ class CountSlot:
     def value(self, optimizers: list[Optimizer]) -> Any:
         """What is in the first of the places now; MISSING where nothing is."""
         container, key = self.held[0]
-        return container.get(key, MISSING)
+        found = container.get(key)
+        return MISSING if found is None else found
 
     def is_torn(self) -> bool:
         """Whether they are no longer equal."""

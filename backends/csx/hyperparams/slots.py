@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import math
 import operator
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from types import CodeType
 from typing import Any
 
 import torch
@@ -206,13 +206,22 @@ class TracedGroup(dict[str, Any]):
         group: as it is.
         optimizer: whose group it is, and at which place.
         place: in messages.
+        steps: the code of all optimizers' steps.
 
     Attributes:
         own: the group that it stands for.
     """
 
-    def __init__(self, group: dict[str, Any], optimizer: Optimizer, index: int, place: str) -> None:
+    def __init__(
+        self,
+        group: dict[str, Any],
+        optimizer: Optimizer,
+        index: int,
+        place: str,
+        steps: frozenset[CodeType],
+    ) -> None:
         super().__init__(group)
+        self._steps = steps
         self.own, self.optimizer, self.index, self.place = group, optimizer, index, place
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
@@ -236,15 +245,15 @@ class TracedGroup(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()
-        if self._steps():  # its code looks at numbers that it keeps, of which each is an input
+        if self._in_step():  # its code looks at numbers that it keeps, of which each is an input
             self.set_by_optimizer.add(key)
         super().__setitem__(key, value)
 
-    def _steps(self) -> bool:
-        """Whether the optimizer's own step is running."""
-        frame, code = sys._getframe(2), inspect.unwrap(type(self.optimizer).step).__code__
-        while frame is not None and frame.f_code is not code:
-            frame = frame.f_back  # type: ignore[assignment]
+    def _in_step(self) -> bool:
+        """Whether an optimizer's own step is running."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code not in self._steps:
+            frame = frame.f_back
         return frame is not None
 
     def schedule(self, key: str, number: TracedNumber) -> None:
@@ -297,7 +306,8 @@ def set_numbers(
             line = group.lines.get(key) or line
             # one branch of a schedule by the step count, which other programs go on with
             follows = line is not None and only_follow([(line.file, line.function)])
-            if type(value) in (int, float) and (follows or key in group.set_by_optimizer):
+            kinds = (int, float, bool) if type(group.installed.get(key)) is bool else (int, float)
+            if type(value) in kinds and (follows or key in group.set_by_optimizer):
                 yield group, key, constant_number(value)
             else:
                 raise FrozenNumber(
@@ -319,14 +329,16 @@ def new_numbers(groups: list[TracedGroup]) -> Iterator[tuple[TracedGroup, str]]:
 
 
 @contextlib.contextmanager
-def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
+def traced_groups(named: dict[str, Optimizer]) -> Iterator[list[TracedGroup]]:
     """Let optimizers have traced param groups; afterwards theirs are as they were before."""
+    optimizers = [*named.values()]
     before = [list(optimizer.param_groups) for optimizer in optimizers]
+    steps = frozenset(inspect.unwrap(type(one).step).__code__ for one in optimizers)
     by_own: dict[int, TracedGroup] = {}
-    for o, (optimizer, groups) in enumerate(zip(optimizers, before, strict=True)):
+    for (name, optimizer), groups in zip(named.items(), before, strict=True):
         for i, group in enumerate(groups):
-            place = f"optimizers[{o}].param_groups[{i}]"
-            by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place))
+            place = f"{name}.param_groups[{i}]"
+            by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place, steps))
     traced = [[by_own[id(group)] for group in groups] for groups in before]
     try:
         for optimizer, now in zip(optimizers, traced, strict=True):
@@ -373,28 +385,35 @@ def unused_guards(
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
     the making of its state.) None for groups of frozen parameters, which torch's and this package's
-    optimizers pass by, for what the step sets each time (an optimizer, a group, a key; or a slot):
-    those are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; for what is not
-    there yet; and for optimizers that it leaves ``idle``.
+    optimizers pass by, for what the step sets each time (an optimizer, a group, a key): those
+    are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; for what may count, so
+    that another step moves it; and for optimizers that it leaves ``idle``.
     """
-    unused = [(i, slot) for i, slot in enumerate(slots) if i not in used]
-    counts = [
-        NumberGuard(str(slot), operator.itemgetter(i), now[i])
-        for i, slot in unused
-        if isinstance(slot, CountSlot) and slot not in set_by_step and not math.isnan(now[i])
-    ]
-    return counts + [
+    return [
         NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
-        for i, slot in unused
-        if isinstance(slot, NumberSlot)
+        for i, slot in enumerate(slots)
+        if i not in used
+        and isinstance(slot, NumberSlot)
         and slot.optimizer not in idle
+        and not _may_count(slot, optimizers)
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)
         and (optimizers[slot.optimizer], slot.group, slot.key) not in set_by_step
     ]
 
 
+def _may_count(slot: NumberSlot, optimizers: list[Optimizer]) -> bool:
+    """Whether another step may move it: a whole number, which code in C asks for its value."""
+    return not _is_known(optimizers[slot.optimizer]) and type(slot.value(optimizers)) is int
+
+
 def _is_frozen(optimizer: Optimizer, group: int) -> bool:
     """Whether a group's parameters all are frozen, and so known to be left alone."""
-    known = type(optimizer).__module__.partition(".")[0] in ("torch", "fulgurite")
-    return known and not any(p.requires_grad for p in optimizer.param_groups[group]["params"])
+    return _is_known(optimizer) and not any(
+        p.requires_grad for p in optimizer.param_groups[group]["params"]
+    )
+
+
+def _is_known(optimizer: Optimizer) -> bool:
+    """Whether it is one of torch's or of this package."""
+    return type(optimizer).__module__.partition(".")[0] in ("torch", "fulgurite")

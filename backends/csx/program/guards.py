@@ -246,8 +246,12 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
     # those with more have some that steps make, after those of all
     slots = max((one.sources.numbers for one in captured), key=len)
     now = read_numbers(slots, scope.optimizers)
+    there = [1.0 if math.isnan(one) else one for one in now]
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))
     guards = [guard for one in captured for guard in one.assumptions.numbers]
+    first = {id(one.captured) for each in captured for one in each.births}
+    of_firsts = [one for one in captured if id(one) in first]
+    firsts = {id(guard) for one in of_firsts for guard in one.assumptions.numbers}
     later = {id(guard) for one in captured if one.births for guard in one.assumptions.numbers}
     calls = [call for one in captured for call in one.outputs.calls]
     by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
@@ -255,9 +259,10 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
     unused = unused_guards(slots, used, now, scope.optimizers, by_step, idle)
     return NumberGuards(
         slots=slots,
-        guards=(*(guard for guard in guards if id(guard) not in later), *unused),
+        guards=(*(guard for guard in guards if id(guard) not in firsts | later), *unused),
+        firsts=tuple(guard for guard in guards if id(guard) in firsts),
         later=tuple(guard for guard in guards if id(guard) in later),
-        computed=tuple(guard for guard in guards if depends_on_computed(guard, now)),
+        computed=tuple(guard for guard in guards if depends_on_computed(guard, there)),
     )
 
 
@@ -267,14 +272,17 @@ class NumberGuards:
 
     slots: tuple[NumberSlot | CountSlot, ...]
     guards: tuple[NumberGuard, ...]  # asked when a number is another one
-    later: tuple[NumberGuard, ...]  # those of steps that follow a first one, which makes numbers
+    firsts: tuple[NumberGuard, ...]  # those of first steps, which make numbers
+    later: tuple[NumberGuard, ...]  # those of steps that follow one
     computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
 
     def broken(self, now: list[float]) -> Iterator[tuple[NumberGuard, str]]:
         """The guards that do not hold for these numbers, each with what no longer holds."""
-        asked = self.guards if any(map(math.isnan, now)) else (*self.guards, *self.later)
-        for guard in asked:
+        is_due = any(map(math.isnan, now))
+        counts = is_due or any(isinstance(slot, CountSlot) for slot in self.slots)
+        asked = self.firsts if is_due else self.later if counts else (*self.firsts, *self.later)
+        for guard in (*self.guards, *asked):
             if why := guard.broken(now):
                 yield guard, why
 

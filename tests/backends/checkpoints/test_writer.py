@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import threading
 import weakref
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fulgurite.backends.checkpoints.writer import Copy
+from fulgurite.backends.checkpoints.writer import Copy, Writer
 
 VALIDATED = pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 """Since 2.14 torch says so where it loads a sparse tensor with ``weights_only=True``."""
@@ -85,3 +87,20 @@ def test_tensors_that_share_memory_still_do() -> None:
     base.fill_(7)
     assert first.tolist() == [7] * 4
     assert turned.unique().tolist() == [7]
+
+
+def test_whoever_opens_a_file_that_is_being_written_waits_for_it(tmp_path: Path) -> None:
+    path, writer, may_write = tmp_path / "best.ckpt", Writer(), threading.Event()
+    path.write_text("old")
+
+    def write() -> None:
+        may_write.wait(10)
+        path.write_text("new")
+
+    writer.submit(write, path, leaves=True)
+    threading.Timer(0.2, may_write.set).start()
+    assert path.read_text() == "new"
+    writer.submit(lambda: path.unlink(), path, leaves=False)
+    with pytest.raises(FileNotFoundError):
+        path.read_text()
+    writer.close()

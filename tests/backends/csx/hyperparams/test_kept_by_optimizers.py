@@ -293,6 +293,44 @@ class Prodigious(Optimizer):
         return loss
 
 
+class Sometimes(PerParameter):
+    """Counts what it does every third time, for others to read, and changes a flag of its group."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.calls, self.restarts, self.last = 0, 0, None
+        self.param_groups[0].update(warm=True, restarts=0)
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        loss = super().step(closure)
+        self.last: Any = self.calls
+        if self.calls % 3 == 0:
+            self.restarts += 1
+            self.param_groups[0]["restarts"] += 1
+        if self.calls == 5:
+            self.param_groups[0]["warm"] = False
+        return loss
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr * (0.1 if self.param_groups[0]["warm"] else 1.0))
+
+
+class Noam(Optimizer):
+    """Vaswani et al. 2017: sets the rate of an optimizer inside, whose groups it shares."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self.optimizer, self._step = Adam(params, lr), 0
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def step(self, closure: Any = None) -> Any:
+        self._step += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(self._step**-0.5, self._step * 4**-1.5)
+        return self.optimizer.step(closure)
+
+
 MAKE: dict[str, Callable[[Any, float], Optimizer]] = {
     "sam": Sam,
     "sam_adamw": lambda params, lr: Sam(params, lr, AdamW),
@@ -304,6 +342,8 @@ MAKE: dict[str, Callable[[Any, float], Optimizer]] = {
     "preconditioned": Preconditioned,
     "prodigious": Prodigious,
     "warmed": Warmed,
+    "sometimes": Sometimes,
+    "noam": Noam,
     "every_second": EverySecond,
     "flipping": Flipping,
     "listing": Listing,
@@ -327,9 +367,32 @@ class InAList(PerParameter):
         p.sub_(p.grad * lr / self.calls[0])
 
 
+class Phased(PerParameter):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.calls, self.phase = 0, "warm"
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            self.phase = "main"
+        return super().step(closure)
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr * (0.1 if self.phase == "warm" else 1.0))
+
+
+@pytest.mark.fits
+def test_a_string_that_a_step_changes_is_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"Phased\.phase, from 'warm' to 'main'") as raised:
+        fit(lambda: Classifier(mlp(), Phased), lambda: (loader(),), static=True)
+    assert raised.value.line is not None
+    assert raised.value.line.source == "def step(self, closure: Any = None) -> Any:"
+
+
 @pytest.mark.fits
 def test_a_number_in_a_list_is_refused() -> None:
-    with pytest.raises(UnsupportedState, match=r"in a list in its step .InAList\.calls\[0\], from"):
+    with pytest.raises(UnsupportedState, match=r"in its step .InAList\.calls\[0\], from"):
         fit(lambda: Classifier(mlp(), InAList), lambda: (loader(),), static=True)
 
 
