@@ -304,7 +304,8 @@ class EmptyPlaces:
         self._before, self.flags = before, flags
         self.is_optimizers = any(one.is_optimizers for one in new_places)
         self.is_in_part = False
-        self.made = [(id(one.key), one.place.name) for one in new_places if one.is_optimizers]
+        made = [one for one in new_places if one.is_optimizers and one.is_state]
+        self.made = [(id(one.key), one.place.name) for one in made]
         self._by_update = [(one, one.counts) for one in new_places if one.counts]
         self._always = any(one.counts is None for one in new_places)
 

@@ -365,9 +365,10 @@ def collect_optimizer_state(inputs: StepInputs, host: HostState, effects: SideEf
                 told = Place({}, "counts", f"whether {name} was updated")
                 effects.set_after([told], counts)
             for place, was in new:
-                effects.set_after([place], pytree.tree_map(plain, place.get()))
-                one = NewPlace(place=place, is_optimizers=True, key=key, counts=told, before=was)
-                effects.new_places.append(one)
+                value = pytree.tree_map(plain, place.get())
+                effects.set_after([place], value)
+                of = {"key": key, "counts": told, "before": was, "is_state": holds_traced(value)}
+                effects.new_places.append(NewPlace(place=place, is_optimizers=True, **of))
                 place.put(was)
 
 

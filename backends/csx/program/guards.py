@@ -159,6 +159,9 @@ class Guards:
         names = {item.name for item in items if item.kind is Kind.STATE}
         written = {i for one in captured for i in _state_written(one)}
         self._updates, self._names = written, names
+        # of what was there, it has what it asks for
+        self._found = {key for one in scope.born if not one() for key in one.made}
+        self._names |= {name for first in self._made for _, name in first.made}
         self._needed = [one for one in scope.born if one.holds(names) or one.is_told_by(asked)]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
@@ -206,7 +209,8 @@ class Guards:
         Args:
             made: the identity of the parameter, and the name of the place, of what was made.
         """
-        return any(key in self._updates and name not in self._names for key, name in made)
+        new = (one for one in made if one not in self._found and one[0] in self._updates)
+        return any(name not in self._names for _, name in new)
 
     def knows_counts_of(self, other: Guards) -> bool:
         """Whether the program takes all numbers of optimizers that another one does."""

@@ -80,6 +80,7 @@ class NewPlace:
     place: Place
     grows: bool = False  # the place holds a list, and the tensors were added to it
     is_optimizers: bool = False  # it is in the state of one
+    is_state: bool = True  # what is there are tensors
     key: Any = None  # there, a parameter as a rule
     counts: Place | None = None  # receives whether the update counts that put them there
     before: Any = MISSING  # what the step found there

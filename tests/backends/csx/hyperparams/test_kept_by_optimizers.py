@@ -473,3 +473,17 @@ def test_what_a_skipped_step_counts_does_not_count(last: int) -> None:
     assert done == 8
     assert optimizer.param_groups[0]["counter"] == done % 3
     assert (optimizer.calls, optimizer.is_odd) == (done, done % 2 == 1)
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize(
+    ("name", "most"), [("adam", 1), ("preconditioned", 2), ("lookahead", 3), ("warmed", 4)]
+)
+def test_programs_are_built_once(name: str, most: int) -> None:
+    """Not at every step, because of what an optimizer has made since."""
+    run = fit(
+        *(lambda: Classifier(mlp(), MAKE[name]), lambda: (loader(320),)),
+        **{"static": True, "backend": {"max_programs": "auto"}},
+    )
+    strategy: Any = run.trainer.strategy
+    assert len(strategy.training._builder.programs) <= most
