@@ -99,6 +99,7 @@ def _let_readers_wait() -> None:
             futures.wait([job])
 
     sys.addaudithook(wait_for)
+    os.register_at_fork(after_in_child=_pending.clear)  # there nobody writes
 
 
 class Writer:
@@ -138,10 +139,13 @@ class Writer:
 
         whole = os.path.abspath(path)
         self._promised[whole] = leaves
-        self._last = job_now = _pending[whole] = self._executor.submit(run)
-        job_now.add_done_callback(
-            lambda job: _pending.get(whole) is job and _pending.pop(whole, None)
-        )
+        self._last = written = _pending[whole] = self._executor.submit(run)
+
+        def forget(job: Future[None]) -> None:
+            if _pending.get(whole) is job:
+                _pending.pop(whole, None)
+
+        written.add_done_callback(forget)
 
     def run(self, job: Job, path: str | os.PathLike[str], leaves: bool) -> None:
         """Run a job at once where all are done; else as ``submit``."""

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from harness import assert_same_run, both
-from models import Classifier, loader, mlp
+from models import Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -183,3 +183,14 @@ class AdaBelief(Optimizer):
                 size = (state["var"].sqrt() / math.sqrt(1 - second**step)).add_(1e-8)
                 p.addcdiv_(state["mean"], size, value=-group["lr"] / (1 - first**step))
         return loss
+
+
+class CountingGroup(PerParameter):
+    """Counts them in a group."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+        return super().step(closure)
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr)

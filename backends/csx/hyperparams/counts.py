@@ -21,6 +21,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     constant_number,
     number_where,
 )
+from fulgurite.backends.csx.state import TORCHS_OWN
 from fulgurite.backends.patches import MISSING
 
 Held = tuple[dict[Any, Any], Any]
@@ -28,7 +29,6 @@ Held = tuple[dict[Any, Any], Any]
 
 
 _NUMBERS = {int, float, TracedNumber}
-_TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,11 +115,12 @@ class Counts:
         for container, before, name, root in containers:
             if not isinstance(root, Optimizer) or not isinstance(container, dict):
                 continue
+            torchs = TORCHS_OWN if container is vars(root) else ()
             for key, value in container.items():
                 was = before.get(key)
                 kinds = {type(was), type(value)}
                 alike = kinds == {bool} or (kinds <= _NUMBERS and type(was) is not TracedNumber)
-                if value is was or not alike or value == was or key == _TORCHS:
+                if value is was or not alike or value == was or key in torchs:
                     continue
                 text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
                 if any(container is entry for entry in root.state.values()):  # of all parameters

@@ -148,7 +148,6 @@ class Builder:
         return result
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
-        self.scope.counts.find(self.scope.named_optimizers)
         captured: dict[str, CapturedStep] = {}
         for name, run in entries.items():
             _undo_changes(captured)  # which happen once, not once for each entry point

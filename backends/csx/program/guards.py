@@ -214,8 +214,7 @@ class Guards:
 
     def knows_counts_of(self, other: Guards) -> bool:
         """Whether the program takes all numbers of optimizers that another one does."""
-        counts = (slot for slot in other.numbers.slots if isinstance(slot, CountSlot))
-        return all(slot in self.numbers.slots for slot in counts)
+        return all(slot in self.numbers.counts for slot in other.numbers.counts)
 
     def _answered_otherwise(self) -> str | None:
         """What Python saw of counters of the run and would not see now; None: nothing."""
@@ -253,16 +252,19 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
     there = [1.0 if math.isnan(one) else one for one in now]
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))
     guards = [guard for one in captured for guard in one.assumptions.numbers]
-    first = {id(one.captured) for each in captured for one in each.births}
+    counts = tuple(slot for slot in slots if isinstance(slot, CountSlot))
+    first = {id(one.captured) for each in captured for one in each.births if counts}
     of_firsts = [one for one in captured if id(one) in first]
     firsts = {id(guard) for one in of_firsts for guard in one.assumptions.numbers}
-    later = {id(guard) for one in captured if one.births for guard in one.assumptions.numbers}
+    follow = [one for one in captured if one.births and counts]
+    later = {id(guard) for one in follow for guard in one.assumptions.numbers}
     calls = [call for one in captured for call in one.outputs.calls]
     by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
     idle = frozenset.intersection(*(one.assumptions.idle for one in captured))
     unused = unused_guards(slots, used, now, scope.optimizers, by_step, idle)
     return NumberGuards(
         slots=slots,
+        counts=counts,
         guards=(*(guard for guard in guards if id(guard) not in firsts | later), *unused),
         firsts=tuple(guard for guard in guards if id(guard) in firsts),
         later=tuple(guard for guard in guards if id(guard) in later),
@@ -275,17 +277,18 @@ class NumberGuards:
     """The numbers that a program takes, and what its Python saw of them."""
 
     slots: tuple[NumberSlot | CountSlot, ...]
+    counts: tuple[CountSlot, ...]  # those of them outside of param groups
     guards: tuple[NumberGuard, ...]  # asked when a number is another one
-    firsts: tuple[NumberGuard, ...]  # those of first steps, which make numbers
-    later: tuple[NumberGuard, ...]  # those of steps that follow one
+    firsts: tuple[NumberGuard, ...]  # those of first steps, while counts are not there
+    later: tuple[NumberGuard, ...]  # those of steps that follow one, since they are
     computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
 
     def broken(self, now: list[float]) -> Iterator[tuple[NumberGuard, str]]:
         """The guards that do not hold for these numbers, each with what no longer holds."""
-        is_due = any(map(math.isnan, now))
-        counts = is_due or any(isinstance(slot, CountSlot) for slot in self.slots)
-        asked = self.firsts if is_due else self.later if counts else (*self.firsts, *self.later)
+        asked: tuple[NumberGuard, ...] = ()
+        if self.counts:
+            asked = self.firsts if any(map(math.isnan, now)) else self.later
         for guard in (*self.guards, *asked):
             if why := guard.broken(now):
                 yield guard, why
@@ -350,8 +353,7 @@ class ParamGroups:
         # the list is made anew where a number changes, so that its identity stands for its values
         if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
             return None
-        torn = (slot for slot in program.slots if isinstance(slot, CountSlot) and slot.is_torn())
-        if (slot := next(torn, None)) is not None:
+        if (slot := next((one for one in program.counts if one.is_torn()), None)) is not None:
             return f"{slot} was one number for all parameters, and now is not", True
         now = read_numbers(program.slots, self._scope.optimizers)
         if program.held_for != now:

@@ -64,6 +64,7 @@ from fulgurite.backends.csx.state.sharded import part_of as part_of
 from fulgurite.backends.csx.state.sharded import shard_parameters as shard_parameters
 from fulgurite.backends.csx.state.sharded import shard_state as shard_state
 from fulgurite.backends.csx.state.sharded import writing_wholes as writing_wholes
+from fulgurite.backends.csx.state.storage import TORCHS_OWN as TORCHS_OWN
 from fulgurite.backends.csx.state.storage import Layout as Layout
 from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
 from fulgurite.backends.csx.state.storage import OptimizerEntry as OptimizerEntry

@@ -53,12 +53,12 @@ def before_steps(optimizer: Optimizer, hook: Callable[..., Any]) -> RemovableHan
 
 def with_inner(named: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Optimizers by name, then those that they keep as attributes: SAM's, Lookahead's."""
-    found = dict(named)
-    for name, optimizer in named.items():
-        inner = {f"{name}.{k}": v for k, v in vars(optimizer).items() if isinstance(v, Optimizer)}
-        known = {*map(id, found.values())}
-        new = {key: one for key, one in inner.items() if id(one) not in known}
-        found |= with_inner(new)
+    found, every = dict(named), [*named.items()]
+    for name, optimizer in every:  # which becomes longer
+        for key, value in vars(optimizer).items():
+            if isinstance(value, Optimizer) and all(value is not one for one in found.values()):
+                found[f"{name}.{key}"] = value
+                every.append((f"{name}.{key}", value))
     return found
 
 

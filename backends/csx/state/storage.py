@@ -349,11 +349,11 @@ def optimizer_places(optimizers: dict[str, Optimizer], names: dict[int, str]) ->
 def own_attributes(optimizer: Optimizer, optimizers: Iterable[Optimizer]) -> list[str]:
     """The names of what one of the optimizers keeps beside what each has, and others' state."""
     states = {id(one.state) for one in optimizers}
-    own = {key: one for key, one in vars(optimizer).items() if key not in _OF_ALL}
+    own = {key: one for key, one in vars(optimizer).items() if key not in TORCHS_OWN}
     return [key for key, one in own.items() if id(one) not in states]
 
 
-_OF_ALL = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called"}
+TORCHS_OWN = {*vars(Optimizer([torch.zeros(())], {})), "step", "_opt_called"}
 """What torch's ``Optimizer`` and its schedulers keep there."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
+from optimizers import CountingGroup
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader
@@ -198,17 +199,6 @@ class CountingSGD(PerParameter):
     def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
         state["step"] = state.get("step", 0) + 1
         p.add_(p.grad, alpha=-lr / state["step"])
-
-
-class CountingGroup(PerParameter):
-    """Counts them in a group."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
-        return super().step(closure)
-
-    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
-        p.sub_(p.grad * lr)
 
 
 class EverySecond(PerParameter):

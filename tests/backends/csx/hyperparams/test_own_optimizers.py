@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import Run, assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
-from optimizers import AdaBelief, Moving, assert_equals_stock
+from optimizers import AdaBelief, CountingGroup, Moving, assert_equals_stock
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -179,17 +179,6 @@ def test_options_that_are_no_numbers_are_another_program() -> None:
 
 
 # -- numbers, flags, lists and other optimizers that they keep -------------------------------------
-
-
-class CountingGroup(PerParameter):
-    """Counts them in a group."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
-        return super().step(closure)
-
-    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
-        p.sub_(p.grad * lr)
 
 
 class Sharpness(Optimizer):
