@@ -43,11 +43,12 @@ def moment_of(trainer: Any) -> str | None:
         trainer: a ``pl.Trainer``, whose attributes have no types.
     """
     epochs = trainer.fit_loop.epoch_progress.total
-    batches = trainer.fit_loop.epoch_loop.batch_progress.total
+    # of this epoch: one that ended by -1 leaves its last batch begun and not completed in the totals
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
     if trainer.fit_loop._combined_loader is None:  # the fit has not begun: on_fit_start
         return None
     # in the middle of a step, as in on_before_optimizer_step: no run can begin there
-    if not batches.ready == batches.started == batches.processed:
+    if batches.ready != batches.processed:
         return None
     if epochs.ready == epochs.started == epochs.processed:
         return EPOCH_DONE if epochs.completed == epochs.processed else EPOCH_END

@@ -26,9 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.callbacks import Checkpoint
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Your `val_dataloader`'s sampler has shuffling enabled"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled"),
+    pytest.mark.filterwarnings("ignore:train_dataloader yielded None"),
+]
 
 
 class Net(WithTotals):
@@ -74,6 +75,20 @@ class Averaging(Net):
 
     def on_train_epoch_end(self) -> None:
         self.ends += 1
+
+
+class Skipping(Net):
+    """Ends its first epoch with its third batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.current_epoch == 0 and batch_idx == 2 else None
+
+
+def none_or_batch(samples: list[Any]) -> Any:
+    """No batch where the first sample is among them."""
+    if any(bool((x == FIRST).all()) for x, _ in samples):
+        return None
+    return torch.utils.data.default_collate(samples)
 
 
 class Memory:
@@ -134,6 +149,9 @@ class Noisy(Dataset[Any]):
         return x + self._draw(), y
 
 
+FIRST = rows(96)[0][0]
+
+
 def train(data: Any = None, **options: Any) -> DataLoader[Any]:
     """Six shuffled batches."""
     return DataLoader(rows(96) if data is None else data, 16, shuffle=True, **options)
@@ -181,6 +199,10 @@ SCENARIOS = {
     "hooks, epoch's end": Scenario(make=Averaging, loaders=both, keep={}),
     "hooks, validation's end": Scenario(
         make=Averaging, loaders=both, options=MIDDLE, keep={"save_on_train_epoch_end": False}
+    ),
+    "-1": Scenario(make=Skipping, loaders=both, options=LONG),
+    "no batch": Scenario(
+        make=Net, loaders=lambda: (DataLoader(rows(96), 16, collate_fn=none_or_batch), None)
     ),
     "accumulated": Scenario(
         make=Net,
