@@ -43,7 +43,7 @@ def moment_of(trainer: Any) -> str | None:
         trainer: a ``pl.Trainer``, whose attributes have no types.
     """
     epochs = trainer.fit_loop.epoch_progress.total
-    # of this epoch: one that ended by -1 leaves its last batch begun and not completed in the totals
+    # of this epoch: in the totals a batch that -1 skipped stays one that is not completed
     batches = trainer.fit_loop.epoch_loop.batch_progress.current
     if trainer.fit_loop._combined_loader is None:  # the fit has not begun: on_fit_start
         return None

@@ -26,10 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.callbacks import Checkpoint
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled"),
-    pytest.mark.filterwarnings("ignore:train_dataloader yielded None"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Your `val_dataloader`'s sampler has shuffling enabled"
+)
 
 
 class Net(WithTotals):
@@ -82,13 +81,6 @@ class Skipping(Net):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         return -1 if self.current_epoch == 0 and batch_idx == 2 else None
-
-
-def none_or_batch(samples: list[Any]) -> Any:
-    """No batch where the first sample is among them."""
-    if any(bool((x == FIRST).all()) for x, _ in samples):
-        return None
-    return torch.utils.data.default_collate(samples)
 
 
 class Memory:
@@ -149,9 +141,6 @@ class Noisy(Dataset[Any]):
         return x + self._draw(), y
 
 
-FIRST = rows(96)[0][0]
-
-
 def train(data: Any = None, **options: Any) -> DataLoader[Any]:
     """Six shuffled batches."""
     return DataLoader(rows(96) if data is None else data, 16, shuffle=True, **options)
@@ -201,9 +190,6 @@ SCENARIOS = {
         make=Averaging, loaders=both, options=MIDDLE, keep={"save_on_train_epoch_end": False}
     ),
     "-1": Scenario(make=Skipping, loaders=both, options=LONG),
-    "no batch": Scenario(
-        make=Net, loaders=lambda: (DataLoader(rows(96), 16, collate_fn=none_or_batch), None)
-    ),
     "accumulated": Scenario(
         make=Net,
         loaders=both,
