@@ -188,6 +188,8 @@ class StopOnSignal(pl.Callback):
         self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Write the checkpoint, if a signal ended a fit that trained."""
+        if self.signal is None and isinstance(exception, SIGTERMException):
+            self._received.first = signal.SIGTERM  # another process got it, and told this one
         trained = self._begun is not None and trainer.global_step > self._begun
         whole = isinstance(exception, SIGTERMException) or trainer.accumulate_grad_batches == 1
         if self.signal is None or self._received.at_once or not (trained and whole):

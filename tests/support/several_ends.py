@@ -32,8 +32,10 @@ from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.graph.collectives import is_collective, is_wait
 from fulgurite.backends.csx.program import audit
 from fulgurite.backends.patches import patched
+from fulgurite.callbacks import StopOnSignal
 
 SLEEPS_S = 25
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked": signal.SIGTERM}
 
 
 class Net(Classifier):
@@ -63,8 +65,8 @@ class Happens(pl.Callback):
             time.sleep(SLEEPS_S)
         if self.what == "stops":
             trainer.should_stop = True
-        if self.what in ("killed", "stopped"):
-            os.kill(os.getpid(), signal.SIGKILL if self.what == "killed" else signal.SIGSTOP)
+        if self.what in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[self.what])
 
 
 CHANGES = ("freezes", "freezes_one", "slows", "scales")
@@ -210,11 +212,12 @@ def synced(folder: Path) -> None:
 def fitted(folder: Path, module: Any, data: Any = None, **options: Any) -> tuple[Any, Any]:
     """(trainer, module) of a fit of two processes."""
     backend = fulgurite.backend("CSX", autogen_policy="disabled", cluster_config={"num_csx": 2})
+    path = options.pop("ckpt_path", None)
     given = {**QUIET, "max_epochs": 2, "default_root_dir": folder, **options}
     given["use_distributed_sampler"] = not isinstance(module, Shorter)
     trainer = fulgurite.Trainer(backend=backend, **given)
     own = isinstance(module, Shorter)
-    trainer.fit(module, None if own else data or loader(160, shuffle=True))
+    trainer.fit(module, None if own else data or loader(160, shuffle=True), ckpt_path=path)
     return trainer, module
 
 
@@ -266,22 +269,31 @@ def messages(folder: Path) -> None:
 
 
 def resumed(folder: Path) -> None:
-    """A run that was ended in the middle of an epoch goes on as if it had not been."""
+    """A run that ``max_steps`` ended in the middle of an epoch."""
+    trainer, _ = fitted(folder, Net(), max_steps=7)
+    trainer.save_checkpoint(folder / "seven.ckpt")
+    goes_on(folder, folder / "seven.ckpt")
+
+
+def signalled(folder: Path) -> None:
+    """A run that ended after a signal to one of its processes: all know, and one writes."""
+    with StopOnSignal() as stop:
+        fitted(folder, Net(), callbacks=[stop, Happens("asked", 1)])
+    assert stop.signal == signal.SIGTERM
+    assert stop.checkpoint == folder / "stopped-step=5.ckpt"
+    goes_on(folder, stop.checkpoint)
+
+
+def goes_on(folder: Path, checkpoint: Path) -> None:
+    """From that checkpoint a run ends as one that nobody disturbed."""
     pl.seed_everything(3, verbose=False)
     whole = fitted(folder, Net())[1].state_dict()
-    backend = fulgurite.backend("CSX", autogen_policy="disabled")
-    options: dict[str, Any] = {**QUIET, "max_epochs": 2, "default_root_dir": folder}
-    ends = fulgurite.Trainer(backend=backend, devices=2, **{**options, "max_steps": 7})
-    pl.seed_everything(3, verbose=False)
-    ends.fit(Net(), loader(160, shuffle=True))
-    ends.save_checkpoint(folder / "seven.ckpt")
-    goes_on = fulgurite.Trainer(backend=backend, devices=2, **options)
-    torch.manual_seed(99)  # the sampler's own seed stays
+    pl.seed_everything(3, verbose=False)  # of the sampler
     module = Net()
-    goes_on.fit(module, loader(160, shuffle=True), ckpt_path=folder / "seven.ckpt")
-    rank = goes_on.global_rank
+    torch.manual_seed(99)
+    trainer, _ = fitted(folder, module, ckpt_path=checkpoint)
     assert all(torch.equal(value, whole[name]) for name, value in module.state_dict().items())
-    (folder / f"same{rank}").touch()
+    (folder / f"same{trainer.global_rank}").touch()
 
 
 def main() -> None:
@@ -289,7 +301,7 @@ def main() -> None:
     what, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     warnings.simplefilter("ignore")
     pl.seed_everything(3, verbose=False)
-    entries = (resumed, synced, audited, lightnings, messages)
+    entries = (resumed, signalled, synced, audited, lightnings, messages)
     whole = {entry.__name__: entry for entry in entries}
     if what in whole:
         whole[what](folder)

@@ -290,8 +290,9 @@ def test_synchronized_batchnorm_gives_the_numbers_of_one_process_with_the_global
         assert_close({name: torch.tensor(found[name]) for name in wanted}, wanted, 1e-5)
 
 
-def test_a_run_goes_on_in_each_process_where_that_one_was(tmp_path: Path) -> None:
-    status, printed = run_script("resumed", 0, tmp_path)
+@pytest.mark.parametrize("ended", ["resumed", "signalled"])
+def test_a_run_goes_on_in_each_process_where_that_one_was(ended: str, tmp_path: Path) -> None:
+    status, printed = run_script(ended, 0, tmp_path)
     assert status == 0, printed
     assert len(list(tmp_path.glob("same*"))) == 2
 
