@@ -221,6 +221,7 @@ def test_a_stream_that_ends_before_others_in_a_validation_of_all_is_an_error(
     printed = (tmp_path / "late" / "log.txt").read_text()
     said = "BatchesDiffer: A stream of the validation ends on some ranks before others: rank 0 has"
     assert f"{said} one more batch of loader 0, and rank 1 has no more batch" in printed
+    assert "take part in the step: it takes values of theirs.\n" in printed
 
 
 CLI = """

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib import metadata
@@ -30,7 +30,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.distributed.heartbeats import waiting_for
-from fulgurite.backends.csx.graph.collectives import is_collective
+from fulgurite.backends.csx.graph.collectives import has_collectives, is_collective
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name, written_nodes
 from fulgurite.backends.csx.state import ShardedTensor, optimizer_places
@@ -244,12 +244,23 @@ def refuse_other_batches(stage: str, batches: list[list[float]]) -> None:
     )
 
 
-def refuse_other_streams(stage: str, loader: int, has_one: bool) -> None:
-    """See that all processes have a next batch of the same loader, or none; all of them call this.
+def refuse_other_streams(stage: str, loader: int, has_one: bool, traced: Sequence[Graph]) -> None:
+    """See that a stream has one more batch in all processes, or in none, where that matters.
+
+    All of them call this. It matters where they put values together in the step, and where they
+    compare what they trace of it.
+
+    Args:
+        stage: of which the loader is.
+        loader: its number.
+        has_one: whether it has a batch here.
+        traced: what has been of its step.
 
     Raises:
         BatchesDiffer: on every process.
     """
+    if traced and not any(map(has_collectives, traced)):
+        return
     found = gathered((loader, has_one))
     rank = next((rank for rank, one in enumerate(found) if one != found[0]), None)
     if rank is None:
@@ -257,12 +268,12 @@ def refuse_other_streams(stage: str, loader: int, has_one: bool) -> None:
     has = [
         f"has one more batch of loader {n}" if more else "has no more batch" for n, more in found
     ]
+    why = "it takes values of theirs" if traced else "they compare what they trace of it"
+    ways = f"as many batches on every rank: a stream of as many rows for each, or {_AT_THE_END}"
     raise BatchesDiffer(
         f"A stream of the {stage} ends on some ranks before others: rank 0 {has[0]}, and rank"
-        f" {rank} {has[rank]}. But all ranks take part in the step: it takes values of theirs, or"
-        " they compare what they trace.",
-        remedy="as many batches on every rank: a stream of as many rows for each, or "
-        + _AT_THE_END,
+        f" {rank} {has[rank]}. But all ranks take part in the step: {why}.",
+        remedy=ways if traced else "one batch at least on every rank",
     )
 
 

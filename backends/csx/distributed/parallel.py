@@ -315,8 +315,7 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def agree_on_batch(self, stage: str, loader: int, has_one: bool) -> None:
         """See that a stream has one more batch in all processes, or in none, where that matters."""
-        if self._evaluation.is_of_all(stage, loader):
-            refuse_other_streams(stage, loader, has_one)
+        refuse_other_streams(stage, loader, has_one, self._evaluation.traced(stage, loader))
 
     def with_other_positions(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.contract import frozen_index
-from fulgurite.backends.csx.graph.collectives import has_collectives
+from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.program.description import STEP
 from fulgurite.backends.csx.program.step_function import StepFunction
 
@@ -69,11 +69,10 @@ class EvaluationSteps:
 
         return step(batch, lambda: {STEP: trace}, batch_idx=rest[0] if rest else None)
 
-    def is_of_all(self, stage: str, loader: int) -> bool:
-        """Whether all processes share in a loader's next batch: by collectives, or to trace it."""
+    def traced(self, stage: str, loader: int) -> list[Graph]:
+        """What has been traced of a loader's step."""
         step = self.steps.get((stage, loader), self.steps.get((stage, None)))
-        found = [] if step is None else step.executables()
-        return not found or any(has_collectives(one.graph) for one in found)
+        return [] if step is None else [one.graph for one in step.executables()]
 
     def begin_loop(self) -> None:
         """A loop begins: when it runs a step, see that the model is still the one that was traced.
