@@ -109,6 +109,13 @@ class Halts(Net):
         self.log("val", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
 
 
+class Skips(Net):
+    """One rank ends its first epoch with its fourth batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.global_rank == 1 and batch_idx == 3 else None
+
+
 class Shorter(Net):
     """With fewer batches on other ranks than the first."""
 
@@ -314,6 +321,7 @@ def main() -> None:
     if what == "other" and own == rank:
         options["accumulate_grad_batches"] = 2
     made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates, "halts": Halts}
+    made["skips"] = Skips
     module = made[what]() if what in made else Net(rank if what == "differs" else None)
     if what in CHANGES:
         module = Changed(what)

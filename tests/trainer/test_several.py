@@ -207,6 +207,11 @@ def test_what_one_process_changes_in_the_middle_of_a_run_ends_it_with_its_name(
 @pytest.mark.parametrize(
     ("what", "said"),
     [
+        (
+            "skips",
+            "fulgurite.errors.BatchesDiffer: Rank 1 trains batch 1 of epoch 1, and rank 0 batch 4"
+            " of epoch 0.",
+        ),
         ("shorter", "fulgurite.errors.BatchesDiffer: The epoch's data ends on some ranks before"),
         ("uneven", "fulgurite.errors.BatchesDiffer: The validation step takes values of all ranks"),
         (

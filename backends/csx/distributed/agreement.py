@@ -144,6 +144,26 @@ def refuse_other_ends(batches: list[tuple[int, bool]]) -> NoReturn:
     )
 
 
+def refuse_other_epochs(places: list[tuple[int, int]]) -> None:
+    """See that all processes are in one epoch; all of them call this.
+
+    Args:
+        places: of each rank, its epoch and the number of its batch there, from 1.
+
+    Raises:
+        BatchesDiffer: they are not.
+    """
+    behind, ahead = min(places), max(places)
+    if behind[0] != ahead[0]:
+        rank, other = places.index(ahead), places.index(behind)
+        raise BatchesDiffer(
+            f"Rank {rank} trains batch {ahead[1]} of epoch {ahead[0]}, and rank {other} batch"
+            f" {behind[1]} of epoch {behind[0]}.",
+            remedy="what ends an epoch early has to end it on all ranks, at the same batch: -1 from"
+            " on_train_batch_start, which may follow from self.all_gather(value)",
+        )
+
+
 def refuse_other_exchanges(exchange: Exchange, numbers: Tensor | None) -> NoReturn:
     """Say what differs of a step that was another one in some process; all of them call this.
 

@@ -24,6 +24,7 @@ from fulgurite.backends.csx.distributed.agreement import (
     gathered,
     gradients_differ,
     refuse_other_ends,
+    refuse_other_epochs,
     refuse_other_exchanges,
     refuse_other_states,
 )
@@ -56,6 +57,7 @@ class Consensus:
         self._strategy, self._trainer, self.begun = strategy, trainer, 0
         self._exchange: Exchange | None = None  # of the step that runs, and its numbers
         self._numbers: Tensor | None = None
+        self._epoch = 0  # in which it runs
         self._heartbeats = heartbeats
         self._told: dict[int, tuple[Exchange, int]] = {}  # and digests, by their identity
         self._is_one = False  # whether refused code has left no traces
@@ -100,13 +102,16 @@ class Consensus:
 
     def announce(self, exchange: Exchange, numbers: Tensor | None) -> None:
         """Say what the next step exchanges with the other processes, and with which numbers."""
-        if exchange is not self._exchange or numbers is not self._numbers:
-            self._exchange, self._numbers = exchange, numbers
+        self.begun += 1
+        epoch, last = self._trainer.current_epoch, self._epoch
+        if exchange is not self._exchange or numbers is not self._numbers or epoch != last:
+            self._exchange, self._numbers, self._epoch = exchange, numbers, epoch
             if id(exchange) not in self._told:  # its collective may fail where sizes differ
                 said = repr((exchange.reduced, exchange.updated)).encode()
                 self._told[id(exchange)] = exchange, zlib.crc32(said)
                 self._heartbeats.tell(_EXCHANGE, json.dumps([self.begun, *exchange.reduced]))
             values = b"" if numbers is None else numbers.numpy().tobytes()
+            values += epoch.to_bytes(8)
             self._votes.say_digest(zlib.crc32(values, self._told[id(exchange)][1]))
         if exchange.reduced:
             begin_wait(f"training step {self.begun}")
@@ -130,7 +135,6 @@ class Consensus:
 
     def begin_step(self) -> None:
         """Say what this process has to say with the next step."""
-        self.begun += 1
         self._votes.say(Vote.LOOKS, False)
         is_last = self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         self._votes.say(Vote.LAST, is_last)
@@ -159,6 +163,8 @@ class Consensus:
         if votes.differ:
             self._strategy.fabric.torn = True  # the step was wrong: no checkpoint is to hold it
             assert self._exchange is not None
+            progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+            refuse_other_epochs(gathered((self._epoch, progress.ready)))
             refuse_other_exchanges(self._exchange, self._numbers)
         if votes.all_say(Vote.LOOKS):
             assert self._exchange is not None
