@@ -163,8 +163,8 @@ class Consensus:
         if votes.differ:
             self._strategy.fabric.torn = True  # the step was wrong: no checkpoint is to hold it
             assert self._exchange is not None
-            progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
-            refuse_other_epochs(gathered((self._epoch, progress.ready)))
+            batch = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            refuse_other_epochs(gathered((self._epoch, batch)))
             refuse_other_exchanges(self._exchange, self._numbers)
         if votes.all_say(Vote.LOOKS):
             assert self._exchange is not None
