@@ -188,7 +188,7 @@ class StopOnSignal(pl.Callback):
         self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Write the checkpoint, if a signal ended a fit that trained."""
-        if self.signal is None and isinstance(exception, SIGTERMException):
+        if self.signal is None and trainer.received_sigterm:
             self._received.first = signal.SIGTERM  # another process got it, and told this one
         trained = self._begun is not None and trainer.global_step > self._begun
         whole = isinstance(exception, SIGTERMException) or trainer.accumulate_grad_batches == 1

@@ -216,10 +216,11 @@ def synced(folder: Path) -> None:
     (folder / f"{trainer.global_rank}.json").write_text(json.dumps(weights))
 
 
-def fitted(folder: Path, module: Any, data: Any = None, **options: Any) -> tuple[Any, Any]:
-    """(trainer, module) of a fit of two processes."""
+def fitted(
+    folder: Path, module: Any, data: Any = None, path: Path | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """(trainer, module) of a fit of two processes, from a checkpoint if there is a path."""
     backend = fulgurite.backend("CSX", autogen_policy="disabled", cluster_config={"num_csx": 2})
-    path = options.pop("ckpt_path", None)
     given = {**QUIET, "max_epochs": 2, "default_root_dir": folder, **options}
     given["use_distributed_sampler"] = not isinstance(module, Shorter)
     trainer = fulgurite.Trainer(backend=backend, **given)
@@ -298,7 +299,7 @@ def goes_on(folder: Path, checkpoint: Path) -> None:
     pl.seed_everything(3, verbose=False)  # of the sampler
     module = Net()
     torch.manual_seed(99)
-    trainer, _ = fitted(folder, module, ckpt_path=checkpoint)
+    trainer, _ = fitted(folder, module, path=checkpoint)
     assert all(torch.equal(value, whole[name]) for name, value in module.state_dict().items())
     (folder / f"same{trainer.global_rank}").touch()
 
@@ -320,8 +321,7 @@ def main() -> None:
     own = int(os.environ.get("LOCAL_RANK", "0"))
     if what == "other" and own == rank:
         options["accumulate_grad_batches"] = 2
-    made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates, "halts": Halts}
-    made["skips"] = Skips
+    made = {one.__name__.lower(): one for one in (Shorter, Uneven, Validates, Halts, Skips)}
     module = made[what]() if what in made else Net(rank if what == "differs" else None)
     if what in CHANGES:
         module = Changed(what)

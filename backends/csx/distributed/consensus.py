@@ -103,16 +103,16 @@ class Consensus:
     def announce(self, exchange: Exchange, numbers: Tensor | None) -> None:
         """Say what the next step exchanges with the other processes, and with which numbers."""
         self.begun += 1
-        epoch, last = self._trainer.current_epoch, self._epoch
-        if exchange is not self._exchange or numbers is not self._numbers or epoch != last:
+        epoch = self._trainer.current_epoch
+        if exchange is not self._exchange or numbers is not self._numbers or epoch != self._epoch:
             self._exchange, self._numbers, self._epoch = exchange, numbers, epoch
             if id(exchange) not in self._told:  # its collective may fail where sizes differ
                 said = repr((exchange.reduced, exchange.updated)).encode()
                 self._told[id(exchange)] = exchange, zlib.crc32(said)
                 self._heartbeats.tell(_EXCHANGE, json.dumps([self.begun, *exchange.reduced]))
             values = b"" if numbers is None else numbers.numpy().tobytes()
-            values += epoch.to_bytes(8)
-            self._votes.say_digest(zlib.crc32(values, self._told[id(exchange)][1]))
+            digest = zlib.crc32(values, self._told[id(exchange)][1])
+            self._votes.say_digest(zlib.crc32(epoch.to_bytes(8), digest))
         if exchange.reduced:
             begin_wait(f"training step {self.begun}")
 
