@@ -324,7 +324,7 @@ def memory(folder: Path) -> Any:
     built_in = folder / f"report{os.environ['WORLD_SIZE']}"
     options = {"artifact_dir": str(built_in), "autogen_policy": "default", "audit": False}
     trainer = fulgurite.Trainer(
-        backend=_backend(background=False, **options), **QUIET, max_epochs=8, callbacks=[peak]
+        backend=_backend(background=False, **options), **QUIET, max_epochs=4, callbacks=[peak]
     )
     trainer.fit(module, loader(128))
     [optimizer] = trainer.optimizers

@@ -57,7 +57,7 @@ def fits(
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank found in the cases of ``streaming.py``."""
     folder = tmp_path_factory.mktemp("found")
-    torchrun(request.param, SUPPORT / "streaming.py", str(folder), *OURS, seconds=600)
+    torchrun(request.param, SUPPORT / "streaming.py", str(folder), *OURS, seconds=1200)
     return of_ranks(folder, request.param)
 
 

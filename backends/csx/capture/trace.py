@@ -341,10 +341,15 @@ def _in_place(scope: Scope) -> Iterator[None]:
             p.grad = shown[name]
 
 
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+
+
 @contextlib.contextmanager
 def _kept(changes: Iterable[Access]) -> Iterator[None]:
-    """Put scalars back that programs have as constants."""
-    found = [replace(one, before=one.container.get(one.name, MISSING)) for one in changes]
+    """Put scalars back that programs have as constants; what they have as tensors goes on."""
+    now = [(one, one.container.get(one.name, MISSING)) for one in changes]
+    found = [replace(one, before=value) for one, value in now if not _has_tensors(value)]
     try:
         yield
     finally:

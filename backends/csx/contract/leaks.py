@@ -181,7 +181,7 @@ def origin_of(leaked: Tensor) -> tuple[str, UserLine | None]:
     return found
 
 
-_DEPTH, _SECONDS = 5, 1.0  # of this thread's own time: a busy machine finds no less
+_DEPTH, _WIDTH, _SECONDS = 20, 100, 2.0  # of this thread's own time: a busy machine finds no less
 _OPAQUE = (ModuleType, MethodType, CodeType)
 _ASKED = 3  # leaked tensors: the graph of one keeps many more
 
@@ -227,7 +227,7 @@ def fill_constants(
     constants = [one for one in living if value_of(one()) is not None]  # type: ignore[arg-type]
     if constants:
         gc.collect()  # or a cycle that nobody reaches would be taken for somebody who keeps one
-    kept = [t for one in constants if (t := one()) is not None and holder_of(t) is not None]
+    kept = [t for one in constants if (t := one()) is not None and is_held(t)]
     for tensor in kept:
         value = value_of(tensor)
         assert value is not None
@@ -253,32 +253,37 @@ def _raised_by(trace: Callable[[], object], leaked: Tensor) -> LeakedTensor | No
     return None
 
 
-def holder_of(value: object) -> str | None:
-    """The user's name of what holds a value; None where nothing of theirs is found to."""
+def is_held(value: object) -> bool:
+    """Whether the user keeps a value: also where the search gave up before it could deny that."""
+    return holder_of(value, unknown="") is not None
+
+
+def holder_of(value: object, unknown: str | None = None) -> str | None:
+    """The user's name of what holds a value; None where nothing of theirs is found to.
+
+    The search is short: where it ends before all holders were seen, the answer is ``unknown``.
+    """
     until = time.thread_time() + _SECONDS
     modules = {id(vars(module)): module for module in user_modules()}
-    level: list[tuple[Any, Any]] = [(value, None)]  # with what each holds
-    seen = {id(value)}
+    level: dict[int, tuple[Any, Any]] = {id(value): (value, None)}  # with what each holds
+    seen: set[int] = set()
     for _ in range(_DEPTH):
-        above: list[tuple[Any, Any]] = []
+        if len(level) > _WIDTH or time.thread_time() > until:
+            return unknown
+        below, level = level, {}
+        held = [one for one, _ in below.values()]
         # what this search holds itself names nobody
-        seen |= {id(one) for one in (level, above, modules, seen, *level)}
-        for held, content in level:
-            for referrer in gc.get_referrers(held):
-                # a frame holds a value while it runs, and with an exception that was caught
-                if id(referrer) in seen or isinstance(referrer, (FrameType, *_OPAQUE)):
-                    continue
-                seen.add(id(referrer))
-                name = _named(referrer, held, content, modules)
-                if name is not None:
-                    return name
-                pair = (referrer, held)
-                seen.add(id(pair))
-                above.append(pair)
-            if time.thread_time() > until:
-                return None
-        level = above
-    return None
+        seen |= {*below, *map(id, (held, below, modules, seen, *below.values()))}
+        for referrer in gc.get_referrers(*held):
+            # a frame holds a value while it runs, and with an exception that was caught
+            if id(referrer) in seen or isinstance(referrer, (FrameType, *_OPAQUE)):
+                continue
+            one, content = next(below[id(r)] for r in gc.get_referents(referrer) if id(r) in below)
+            name = _named(referrer, one, content, modules)
+            if name is not None:
+                return name
+            level[id(referrer)] = referrer, one
+    return unknown if level else None
 
 
 def _named(referrer: Any, held: Any, content: Any, modules: dict[int, ModuleType]) -> str | None:

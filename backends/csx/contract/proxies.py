@@ -35,7 +35,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fulgurite.backends.csx.contract.leaks import ValuelessTensor, holder_of
+from fulgurite.backends.csx.contract.leaks import ValuelessTensor, is_held
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.run_numbers import RunNumber
@@ -304,7 +304,7 @@ def replace_proxies(line: UserLine | None) -> None:
     alive = [one for reference in _living if (one := reference()) is not None]
     _living.clear()
     # not those that only frames hold, which live on with an exception that was caught
-    alive = [one for one in alive if holder_of(one) is not None]
+    alive = [one for one in alive if is_held(one)]
     if not alive:
         return
     with _values_of(frozenset(_kind_of(target_of_proxy(one)) for one in alive), line):

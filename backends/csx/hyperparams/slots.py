@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import operator
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from types import CodeType
 from typing import Any
 
 import torch
@@ -28,7 +25,6 @@ from fulgurite.backends.csx.diagnostics.trace_errors import (
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.hyperparams.counts import Counts, CountSlot, TracedCounts
-from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
 from fulgurite.backends.csx.hyperparams.traced_float import (
     NumberGuard,
     Numbers,
@@ -206,7 +202,6 @@ class TracedGroup(dict[str, Any]):
         group: as it is.
         optimizer: whose group it is, and at which place.
         place: in messages.
-        steps: the code of all optimizers' steps.
 
     Attributes:
         own: the group that it stands for.
@@ -218,14 +213,11 @@ class TracedGroup(dict[str, Any]):
         optimizer: Optimizer,
         index: int,
         place: str,
-        steps: frozenset[CodeType],
     ) -> None:
         super().__init__(group)
-        self._steps = steps
         self.own, self.optimizer, self.index, self.place = group, optimizer, index, place
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
-        self.set_by_optimizer = set[str]()
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
         self.is_read = False  # but for its parameters, which zero_grad() asks for
 
@@ -245,16 +237,7 @@ class TracedGroup(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()
-        if self._in_step():  # its code looks at numbers that it keeps, of which each is an input
-            self.set_by_optimizer.add(key)
         super().__setitem__(key, value)
-
-    def _in_step(self) -> bool:
-        """Whether an optimizer's own step is running."""
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code not in self._steps:
-            frame = frame.f_back
-        return frame is not None
 
     def schedule(self, key: str, number: TracedNumber) -> None:
         """Set what a scheduler inside the program computes."""
@@ -303,21 +286,21 @@ def set_numbers(
             value: Any = group.get(key)  # None: the step took it away
             if key not in group.installed and is_number(value):
                 continue
-            line = group.lines.get(key) or line
-            # one branch of a schedule by the step count, which other programs go on with
-            follows = line is not None and only_follow([(line.file, line.function)])
             kinds = (int, float, bool) if type(group.installed.get(key)) is bool else (int, float)
-            if type(value) in kinds and (follows or key in group.set_by_optimizer):
+            if type(value) in kinds:
                 yield group, key, constant_number(value)
-            else:
-                raise FrozenNumber(
-                    f"The step set param_groups['{key}'], which the host sets between steps: the"
-                    " program would keep what it was set to.",
-                    line=line,
-                    remedy="a learning-rate scheduler, or the host between steps:\n"
-                    "      def on_train_batch_start(self, batch, batch_idx):\n"
-                    f"          self.trainer.{group.place}[{key!r}] = ...",
-                )
+                continue
+            tensor = isinstance(value, Tensor)
+            raise FrozenNumber(
+                f"The step set param_groups['{key}'], which was {group.installed.get(key)!r}, to"
+                f" {'a tensor' if tensor else repr(value)}: the host sets a number there between"
+                " steps, and would not see another thing.",
+                line=group.lines.get(key) or line,
+                remedy=f"let it be a tensor from the start ({key}=torch.tensor(...) in"
+                f" configure_optimizers), and here group[{key!r}].copy_(...)"
+                if tensor
+                else "a number",
+            )
 
 
 def new_numbers(groups: list[TracedGroup]) -> Iterator[tuple[TracedGroup, str]]:
@@ -333,12 +316,11 @@ def traced_groups(named: dict[str, Optimizer]) -> Iterator[list[TracedGroup]]:
     """Let optimizers have traced param groups; afterwards theirs are as they were before."""
     optimizers = [*named.values()]
     before = [list(optimizer.param_groups) for optimizer in optimizers]
-    steps = frozenset(inspect.unwrap(type(one).step).__code__ for one in optimizers)
     by_own: dict[int, TracedGroup] = {}
     for (name, optimizer), groups in zip(named.items(), before, strict=True):
         for i, group in enumerate(groups):
             place = f"{name}.param_groups[{i}]"
-            by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place, steps))
+            by_own.setdefault(id(group), TracedGroup(group, optimizer, i, place))
     traced = [[by_own[id(group)] for group in groups] for groups in before]
     try:
         for optimizer, now in zip(optimizers, traced, strict=True):

@@ -656,13 +656,13 @@ STATE = [
     ),
     _row(
         "group",
-        'a `param_group["lr"]` that the step sets',
+        'a `param_group["lr"]` that the step sets to a tensor',
         "number_set",
-        'self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + 1)  # <-',
-        "",
+        'self.optimizers().param_groups[0]["lr"] = 0.1 * loss.detach()  # <-',
+        'self.optimizers().param_groups[0]["lr"].copy_(0.1 * loss.detach())',
         good_hooks="""
-        def on_train_batch_start(self, batch, batch_idx):
-            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (1 + 1)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=torch.tensor(0.1))
         """,
     ),
     _row(

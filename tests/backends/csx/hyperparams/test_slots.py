@@ -167,6 +167,22 @@ def test_the_rate_that_a_scheduler_of_the_host_will_set_is_not_read(order: str) 
     assert caught.value.line.function == "training_step"
 
 
+class SetByHand(SteppedByHand):
+    """Its step sets the rate to a number of Python's, in some programs alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            self.optimizers().param_groups[0]["lr"] = 0.02
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.fits
+def test_a_rate_that_the_step_sets_is_set_until_a_scheduler_sets_it() -> None:
+    ours, stock = both(lambda: SetByHand("last"), lambda: (loader(64),))
+    assert_close(ours.losses, stock.losses)
+    assert_close(ours.metrics, stock.metrics)
+
+
 def test_a_scheduler_of_the_host_that_is_stepped_last_equals_stock() -> None:
     ours, stock = both(lambda: SteppedByHand("last"), lambda: (loader(64),))
     assert_close(ours.losses, stock.losses)

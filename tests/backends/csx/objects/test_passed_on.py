@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.contract import leaks
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 
@@ -390,6 +391,24 @@ def test_a_stand_in_kept_elsewhere_becomes_its_value_and_may_not_change() -> Non
         run(leak, "validate", True)
     assert kept == [{"file": "0.png"}]
     assert type(kept[0]["file"]) is str
+
+
+@pytest.mark.parametrize("depth, seconds", [(9, 1.0), (0, 0.0)], ids=["deep", "slow"])
+def test_a_stand_in_whose_holder_is_not_found_may_not_change(
+    depth: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for who keeps one goes a few levels up, for a second: it cannot deny it then."""
+    monkeypatch.setattr(leaks, "_SECONDS", seconds)
+    kept: list[Any] = []
+
+    def leak(module: Any, batch: Any, batch_idx: int) -> None:
+        held: Any = {"file": batch["file"]}
+        for _ in range(depth):
+            held = [held]
+        kept.append(held)
+
+    with pytest.raises(InputChanged, match="when the step was traced and read it"):
+        run(leak, "validate", True)
 
 
 def test_an_index_kept_elsewhere_warns_of_the_step() -> None:

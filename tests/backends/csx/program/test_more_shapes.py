@@ -11,6 +11,7 @@ import torch
 from harness import both, make_trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torchmetrics import MeanMetric
 
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
@@ -100,6 +101,36 @@ class Counted(Texts):
             optimizer.step()
             optimizer.zero_grad()
         return loss
+
+
+class Rebound(Texts):
+    """Binds attributes to new tensors, which were none when the fit began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base: Any = None
+        self.pair: Any = None
+        self.total: Any = 0.0
+        self.register_buffer("mean", None)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        now = super().training_step(batch)
+        if self.base is None:
+            self.base, self.mean, self.pair = (now.detach(),) * 2, now.detach(), (now.detach(),) * 2
+        self.base = self.base[1], 0.9 * self.base[0] + 0.1 * now.detach()
+        self.mean = 0.5 * self.mean + 0.5 * now.detach()
+        self.total += now.detach()
+        self.pair = self.pair[1], now.detach()
+        terms = torch.stack([*self.base, self.mean, self.total, *self.pair])
+        return now + (now - terms).square().mean()
+
+
+@pytest.mark.numbers
+def test_what_a_step_binds_anew_goes_on_in_both_ways() -> None:
+    ours, stock = both(Rebound, lambda: (Batches(LENGTHS),), max_epochs=3, fresh=True)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+    for name in ("mean", "total", "base", "pair"):
+        assert_close(getattr(ours.module, name), getattr(stock.module, name))
 
 
 @pytest.mark.numbers
