@@ -66,6 +66,9 @@ AT_EDGES = 0.1
 MUCH_S = 0.02
 """Seconds: of a replay buffer, say; else it takes less than a millisecond (measured)."""
 
+AT_FIRST_S = 0.05
+"""What comparisons may take before they are rare: short runs, too, are seen to change at once."""
+
 _NAMED = 3  # values that changed, in a message
 _NOTHING = contextlib.nullcontext()
 
@@ -119,11 +122,17 @@ class Audits:
         self._given_up = WeakSet[Executable]()
         self._takes_s = 0.0
         self._compare_at = self._edge_at = 0.0  # not before, by time.perf_counter
+        self._compared_s = 0.0  # all comparisons so far
         self._changed = Counter[str]()  # how often a value was another one, by its name
         self._looked_in = -1  # epoch
         self._readable: ReadableState | None = None  # as the last audit found it
         self._noticed: list[str] = []  # what was another value since
         self.due = False
+
+    def builds(self) -> None:
+        """A program is about to be built: what changed till now is no doing of its trace."""
+        if self._readable is not None and self._note_changes(self._readable):
+            self.audit_all(check=False)
 
     def built(self, executable: list[Executable], step: int) -> None:
         """Entry points are new: each is looked at again the next time that it runs."""
@@ -153,18 +162,26 @@ class Audits:
             self.audit_all(check=False)
             return
         began = perf_counter()
-        if last_hooks or began >= (self._edge_at if compare else self._compare_at):
-            changed = self._readable.changed()
+        not_before = self._edge_at if compare else self._compare_at
+        if last_hooks or began >= not_before or self._compared_s < AT_FIRST_S:
+            names_new = self._note_changes(self._readable)
             took_s = perf_counter() - began
+            self._compared_s += took_s
             self._compare_at = began + took_s / COMPARING  # so rarely as that
             self._edge_at = began + (took_s / AT_EDGES if took_s >= MUCH_S else 0.0)
-            self._changed.update(changed)
-            self._noticed += changed
-            # the 1st, 2nd, 4th, 8th change of a name: one that changes at every step, as a counter
-            # does, shall not have every step audited
-            names_new = any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
             if names_new and (last_hooks or not self._scope.ask_for_audit()):
                 self.audit_all(check=False)
+
+    def _note_changes(self, readable: ReadableState) -> bool:
+        """Note the values that are others than when this was asked last; whether one is news.
+
+        The 1st, 2nd, 4th, 8th change of a name is: one that changes at every step, as a counter
+        does, shall not have every step audited.
+        """
+        changed = readable.changed()
+        self._changed.update(changed)
+        self._noticed += changed
+        return any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
 
     def warn_of_unseen(self) -> None:
         """Where a run ends early: warn of values that changed, for the first time, unseen."""

@@ -172,6 +172,7 @@ class StepFunction:
         """Build a program for a batch; returns the batch's tensors too."""
         scope, chosen = self._scope, self._selection
         show_all(schedulers := program_schedulers(scope.schedulers))
+        self._audits.builds()
         program = self._builder.build(entries, batch, chosen.conditions, chosen.groups, *chosen.why)
         executables = list(program.entries.values())
         for executable in executables:

@@ -32,14 +32,17 @@ def fake_for(real: Tensor, value: Tensor, nodes: Nodes) -> Tensor:
     """``value`` as a fake to put in the place of ``real``: a leaf with the user's hooks."""
     fake = same_to_graph(value, nodes)
     with DisableTorchFunction():
-        fake.requires_grad_(real.requires_grad)
         if isinstance(real, nn.Parameter):
             fake._is_param = True  # what nn.Parameter looks at
         # what the user's hooks do to a gradient is part of the step
-        for hook in (real._backward_hooks or {}).values():
+        hooks = [*(real._backward_hooks or {}).values()]
+        at_leaf = [*(getattr(real, "_post_accumulate_grad_hooks", None) or {}).values()]
+        fake.requires_grad_(real.requires_grad or bool(hooks or at_leaf))
+        for hook in hooks:
             fake.register_hook(hook)  # type: ignore[no-untyped-call]
-        for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
+        for hook in at_leaf:
             on_gradient(fake, hook)
+        fake.requires_grad_(real.requires_grad)  # a frozen parameter keeps its hooks
     # ``swap`` exchanges the dicts too: the step finds what somebody has put on the tensor
     for key, value in vars(real).items():
         vars(fake).setdefault(key, value)

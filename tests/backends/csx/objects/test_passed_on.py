@@ -393,7 +393,7 @@ def test_a_stand_in_kept_elsewhere_becomes_its_value_and_may_not_change() -> Non
     assert type(kept[0]["file"]) is str
 
 
-@pytest.mark.parametrize("depth, seconds", [(9, 1.0), (0, 0.0)], ids=["deep", "slow"])
+@pytest.mark.parametrize(("depth", "seconds"), [(9, 1.0), (0, 0.0)], ids=["deep", "slow"])
 def test_a_stand_in_whose_holder_is_not_found_may_not_change(
     depth: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ import torch
 from harness import Run, assert_same_run, both, defaults, fit, make_trainer
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends.csx.contract.frozen_reads import (
@@ -238,6 +239,28 @@ def test_what_the_host_changed_is_an_error_with_line_and_steps(kind: type[Changi
     assert error.line is not None
     assert error.line.line in marked(kind, closure)
     assert error.remedy
+
+
+def uneven(*sizes: int) -> Any:
+    """Batches of these sizes."""
+    drawn = torch.Generator().manual_seed(0)
+    rows = [(torch.randn(n, 8, generator=drawn), torch.arange(n) % 4) for n in sizes]
+    return DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at_first_s", [audit.AT_FIRST_S, 0.0], ids=["at once", "when it is rare"])
+def test_another_programs_first_trace_hides_no_change(
+    at_first_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's own code runs to be traced: what changed before is no doing of that."""
+    monkeypatch.setattr(audit, "SHARE", 0.0)
+    monkeypatch.setattr(audit, "AT_FIRST_S", at_first_s)
+    monkeypatch.setattr(audit, "COMPARING", 1e-9)
+    sizes = [16] * (CHANGES_AT + 1) + [8] + ([] if at_first_s else [16, 8])
+    with pytest.raises(GraphChanged, match=r"weights\['a'\]") as caught:
+        fit(InADict, lambda: (uneven(*sizes),), static=True)
+    seen_at = CHANGES_AT + (1 if at_first_s else 3)
+    assert f"and step {seen_at};" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [InAList, InADict, Hparams])
