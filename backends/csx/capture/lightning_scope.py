@@ -114,8 +114,16 @@ def _names_of_callers() -> Iterator[str]:
     frame = sys._getframe(1)
     while frame is not None:
         if not is_library(frame):
-            yield from frame.f_code.co_names
+            yield from _names_here(frame.f_code)
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _names_here(code: CodeType) -> Iterator[str]:
+    """The names in code and in its comprehensions, which are functions before Python 3.12."""
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, CodeType) and one.co_name.startswith("<"):
+            yield from _names_here(one)
 
 
 Answers = dict[tuple[str, str], Any]

@@ -276,8 +276,8 @@ def _check_attributes(state: list[StateTensor], found: list[dict[str, Any]]) -> 
 
 
 def idle_optimizers(inputs: StepInputs, scope: Scope) -> Iterator[int]:
-    """The places of optimizers that a step by hand neither steps nor asks for a number."""
-    if not scope.trains or scope.backward_is_lightnings:
+    """The places of optimizers that a step neither steps nor asks for a number."""
+    if not scope.trains:
         return
     busy = {id(group.optimizer) for group in inputs.groups if group.is_read}
     busy.update(map(id, inputs.gradients.stepped))

@@ -126,6 +126,37 @@ def test_unfreezing_makes_the_state_that_was_missing() -> None:
     assert len(ours.trainer.strategy.programs) == 2
 
 
+class EverySecond(Classifier):
+    """Steps with every second batch; the others' gradients are cleared unused."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+    def on_train_epoch_start(self) -> None:
+        [group] = self.optimizers().param_groups
+        group["weight_decay"] = 0.1 * (self.current_epoch == 1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.1, weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.numbers
+def test_numbers_of_an_optimizer_that_a_program_does_not_step_are_none_of_it() -> None:
+    ours, stock = both(EverySecond, lambda: (loader(64),), max_epochs=3)
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 3  # of two that step, one has no decay
+
+
 class SteppedByHand(pl.LightningModule):
     """A manual step in which a scheduler of torch's is stepped."""
 

@@ -340,6 +340,13 @@ def test_the_function_that_called_fit_reads_gradients_after_it() -> None:
         assert_close(a.grad, b.grad)
 
 
+@pytest.mark.numbers
+def test_its_comprehensions_read_them_too() -> None:
+    ours, stock = both(Example, six)
+    norms = [[float(p.grad.norm()) for p in one.module.parameters()] for one in (ours, stock)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
 def hidden(p: Tensor) -> Any:
     """``p.grad``, where no code names it."""
     return getattr(p, "gr" + "ad")

@@ -247,6 +247,27 @@ def test_gradient_hooks_on_parameters_are_kept() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.numbers
+def test_hooks_of_a_parameter_outlast_that_it_is_frozen() -> None:
+    """Frozen for an epoch, and thawed: its hooks run where it has a gradient."""
+
+    class Frozen(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            weight: Any = self.net[0].weight
+            weight.register_hook(lambda g: g * 0.1)
+            weight.register_post_accumulate_grad_hook(self.halve)
+
+        def halve(self, parameter: Any) -> None:
+            parameter.grad.mul_(0.5)
+
+        def on_train_epoch_start(self) -> None:
+            self.net[0].requires_grad_(self.current_epoch != 1)
+
+    ours, stock = both(Frozen, lambda: (loader(),), max_epochs=3)
+    assert_same_run(ours, stock)
+
+
 class Collected(Classifier):
     """A MetricCollection, a confusion matrix and a MeanMetric, logged from the step."""
 
