@@ -36,7 +36,11 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.capture.scope import Exchange, Scope
 from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
 from fulgurite.backends.csx.diagnostics.mentions import mentions
-from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    FrozenNumber,
+    StateChanged,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     is_from_library,
@@ -47,6 +51,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
 from fulgurite.backends.csx.hyperparams.run_numbers import BEGINS, only_follow
 from fulgurite.backends.csx.objects import ReadableState, attributes_read, codes_reached, discover
 from fulgurite.backends.csx.state import DroppedGradient, NewState, Place, Snapshot, owner_of
+from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.step_context import step_context
@@ -229,7 +234,7 @@ class LightningScope(Scope):
     run_by: pl.Trainer
     strategy: pl.strategies.Strategy
     gradients_read: bool = False  # code on the host reads .grad
-    _seen: tuple[Any, Any] | None = None  # the lists of optimizers and schedulers in ``refresh``
+    _seen: list[Any] | None = None  # optimizers, and programs' schedulers, in ``refresh``
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -279,7 +284,9 @@ class LightningScope(Scope):
         yield from self.trainer.callbacks  # type: ignore[attr-defined]
         yield self.trainer
         yield self.trainer._logger_connector
-        yield from self.trainer.strategy._lightning_optimizers
+        yield from self.strategy._lightning_optimizers
+        if not self.trains:  # the groups, which an evaluation may set
+            yield from self.strategy._optimizers
         if self._loss_scale is not None:
             yield self._loss_scale
 
@@ -356,32 +363,44 @@ class LightningScope(Scope):
             optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
             self.take_optimizers({f"optimizers[{i}]": one for i, one in enumerate(optimizers)})
             self.schedulers = [config.scheduler for config in configs]
-            self._seen = optimizers, configs
+            self._seen = [*optimizers, *program_schedulers(self.schedulers)]
 
-    def check(self) -> None:
-        """Verify that optimizers and schedulers are those of the trace.
+    def is_replaced(self) -> bool:
+        """Whether the trainer has others; those of the user alone that programs step count.
 
         Raises:
-            StateChanged: the trainer has others.
+            StateChanged: it has, and the state of those that were is in files.
         """
-        optimizers, configs = self.strategy._optimizers, self.strategy.lr_scheduler_configs
-        if self._seen is None or (optimizers is self._seen[0] and configs is self._seen[1]):
-            return
-        now = [config.scheduler for config in configs]
-        pairs: dict[str, tuple[list[Any], list[Any]]] = {
-            "optimizers": (self._seen[0], optimizers),
-            "schedulers": (program_schedulers(self.schedulers), program_schedulers(now)),
-        }
-        for what, (before, after) in pairs.items():
-            if len(before) != len(after) or not all(map(operator.is_, before, after)):
-                raise StateChanged(
-                    f"The trainer's {what} were replaced while a program works on them.",
-                    remedy="change their param_groups, or call fit again",
-                )
+        if self._seen is None:
+            return False
+        configs = self.strategy.lr_scheduler_configs
+        now: list[Any] = [one.optimizer for one in self.strategy._lightning_optimizers]
+        now += program_schedulers(one.scheduler for one in configs)
+        if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)):
+            return False
+        if residency.is_open:
+            raise StateChanged(
+                "The trainer's optimizers or schedulers were replaced under weight streaming, which"
+                " keeps their state in files.",
+                remedy="change their param_groups, or call fit again",
+            )
+        return True
 
     def check_trace(self, before: Snapshot) -> None:
         """Say what the step set on the Trainer, or would set on another batch."""
         check_trainer(self.trainer, before.before(vars(self.trainer)), self._hooks())
+        for optimizer in () if self.trains else self.strategy._optimizers:
+            for group in optimizer.param_groups:
+                was = before.before(group) or {}
+                for key in (key for key in group if group[key] is not was.get(key, MISSING)):
+                    raise FrozenNumber(
+                        f"{self._step_name} set param_groups[{key!r}] of an optimizer, which"
+                        " happened once, when it was traced.",
+                        line=self.line_of(self._step_name),
+                        remedy="in a hook after it, which runs on the host for every batch, such as"
+                        " on_validation_batch_end:"
+                        f" self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+                    )
 
     def _hooks(self) -> list[Any]:
         """The step, and the hooks in it."""

@@ -89,7 +89,6 @@ class Scope(ABC):
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
-
     batch_idx: int | None = None  # of the batch that the step is called with
 
     _counters: dict[str, Tensor] = field(default_factory=_counters)
@@ -152,8 +151,9 @@ class Scope(ABC):
         """Places of state that neither modules nor optimizers hold."""
         return iter(())
 
-    def check(self) -> None:  # noqa: B027  # nothing to verify where nobody replaces them
-        """Verify, after host code ran, that the step still works on these."""
+    def is_replaced(self) -> bool:
+        """Whether there are other optimizers or schedulers than were looked up."""
+        return False
 
     def check_trace(self, before: Snapshot) -> None:  # noqa: B027
         """Say what a trace changed that would not change again."""

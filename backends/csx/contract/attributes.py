@@ -329,7 +329,8 @@ class Attributes:
             now = read.now()
             if holds_traced(now):
                 place = Place(read.container, read.name, read.where)
-                if all(map(is_constant, pytree.tree_leaves(now))):
+                tensors = [one for one in pytree.tree_leaves(now) if isinstance(one, Tensor)]
+                if all(map(is_constant, tensors)):
                     effects.tables.append(place)
                 else:
                     effects.new_places.append(NewPlace(place=place))

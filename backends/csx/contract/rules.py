@@ -83,11 +83,9 @@ MULTIPLIED_OUT = {
     ),
     "normalize.p": "x / ((x.abs() ** t).sum(1, keepdim=True) ** (1 / t))",
     "pairwise_distance.p": "((x - y).abs() ** t).sum(-1) ** (1 / t)",
-    "clip_grad_norm.max_norm": (
-        "grads = [p.grad for p in self.parameters() if p.grad is not None]\n"
-        "      norm = torch.nn.utils.get_total_norm(grads)\n"
-        "      for g in grads: g.mul_((t / (norm + 1e-6)).clamp(max=1))"
-    ),
+    "clip_grad_norm.max_norm": "grads = [p.grad for p in self.parameters() if p.grad is not None]\n"
+    "      norm = torch.nn.utils.get_total_norm(grads)\n"
+    "      for g in grads: g.mul_((t / (norm + 1e-6)).clamp(max=1))",
     "clip_grad_value.clip_value": "for p in self.parameters():\n"
     "          if p.grad is not None: p.grad.copy_(p.grad.clamp(-t, t))",
     "dropout": "x * (torch.rand_like(x) >= t) / (1 - t)",

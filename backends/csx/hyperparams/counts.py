@@ -112,8 +112,9 @@ class Counts:
             Whether there are some.
         """
         found = False
-        for container, before, name, root in containers:
-            if not isinstance(root, Optimizer) or not isinstance(container, dict):
+        for container, before, name, owner in containers:
+            root = next((one for one in optimizers if one is owner), None)
+            if root is None or not isinstance(container, dict):
                 continue
             torchs = TORCHS_OWN if container is vars(root) else ()
             for key, value in container.items():

@@ -102,6 +102,41 @@ class Budget:
         self._spent += seconds
 
 
+class _Values:
+    """Comparisons of the Python values that a step may read, each with those of the last.
+
+    Attributes:
+        times: how often a value was another one, by its name.
+        noticed: what was another value since the last audit.
+    """
+
+    def __init__(self) -> None:
+        self.times, self.noticed = Counter[str](), list[str]()
+        self._again_at = self._edge_at = 0.0  # not before, by time.perf_counter
+        self._took_s = 0.0  # all so far
+
+    def may_compare(self, at_edge: bool) -> bool:
+        """Whether it is time for one; there is more of it where epochs begin and end."""
+        not_before = self._edge_at if at_edge else self._again_at
+        return self._took_s < AT_FIRST_S or perf_counter() >= not_before
+
+    def compare(self, readable: ReadableState) -> bool:
+        """Note what is another value now; whether one is news.
+
+        The 1st, 2nd, 4th, 8th change of a name is: one that changes at every step, as a counter
+        does, shall not have every step audited.
+        """
+        began = perf_counter()
+        changed = readable.changed()
+        self.times.update(changed)
+        self.noticed += changed
+        took_s = perf_counter() - began
+        self._took_s += took_s
+        self._again_at = began + took_s / COMPARING  # so rarely as that
+        self._edge_at = began + (took_s / AT_EDGES if took_s >= MUCH_S else 0.0)
+        return any((times := self.times[name]) & (times - 1) == 0 for name in changed)
+
+
 class Audits:
     """The audits of one stage's step.
 
@@ -121,17 +156,14 @@ class Audits:
         self._same_at = WeakKeyDictionary[Executable, int]()  # the step: they were last the same
         self._given_up = WeakSet[Executable]()
         self._takes_s = 0.0
-        self._compare_at = self._edge_at = 0.0  # not before, by time.perf_counter
-        self._compared_s = 0.0  # all comparisons so far
-        self._changed = Counter[str]()  # how often a value was another one, by its name
+        self._values = _Values()
         self._looked_in = -1  # epoch
         self._readable: ReadableState | None = None  # as the last audit found it
-        self._noticed: list[str] = []  # what was another value since
         self.due = False
 
     def builds(self) -> None:
         """A program is about to be built: what changed till now is no doing of its trace."""
-        if self._readable is not None and self._note_changes(self._readable):
+        if self._readable is not None and self._values.compare(self._readable):
             self.audit_all(check=False)
 
     def built(self, executable: list[Executable], step: int) -> None:
@@ -161,32 +193,15 @@ class Audits:
         if any(self._epoch != self._looked_in or "epoch" not in hook for hook in last_hooks):
             self.audit_all(check=False)
             return
-        began = perf_counter()
-        not_before = self._edge_at if compare else self._compare_at
-        if last_hooks or began >= not_before or self._compared_s < AT_FIRST_S:
-            names_new = self._note_changes(self._readable)
-            took_s = perf_counter() - began
-            self._compared_s += took_s
-            self._compare_at = began + took_s / COMPARING  # so rarely as that
-            self._edge_at = began + (took_s / AT_EDGES if took_s >= MUCH_S else 0.0)
-            if names_new and (last_hooks or not self._scope.ask_for_audit()):
-                self.audit_all(check=False)
-
-    def _note_changes(self, readable: ReadableState) -> bool:
-        """Note the values that are others than when this was asked last; whether one is news.
-
-        The 1st, 2nd, 4th, 8th change of a name is: one that changes at every step, as a counter
-        does, shall not have every step audited.
-        """
-        changed = readable.changed()
-        self._changed.update(changed)
-        self._noticed += changed
-        return any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
+        may_compare = last_hooks or self._values.may_compare(compare)
+        names_new = may_compare and self._values.compare(self._readable)
+        if names_new and (last_hooks or not self._scope.ask_for_audit()):
+            self.audit_all(check=False)
 
     def warn_of_unseen(self) -> None:
         """Where a run ends early: warn of values that changed, for the first time, unseen."""
         if self._readable is not None and not self._new:
-            names = [name for name in self._readable.changed() if not self._changed[name]]
+            names = [name for name in self._readable.changed() if not self._values.times[name]]
             if names:
                 step = max(self._same_at.values())
                 _warn(_UNSEEN.format(names=_some(names), stage=self._stage, step=step))
@@ -228,7 +243,7 @@ class Audits:
                 self._look(executable, functools.partial(Trace, self._scope, run, batch), step)
             self._new.pop(executable, None)
             self._readable, self._looked_in = self._scope.readable(), self._epoch
-            self._noticed.clear()
+            self._values.noticed.clear()
             self._takes_s = perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
@@ -259,7 +274,7 @@ class Audits:
     def _dated(self, error: TraceError, when: str) -> TraceError:
         """An error of an audit, which says when, and what changed on the host."""
         text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
-        found = [*self._noticed, *(self._readable.changed() if self._readable else ())]
+        found = [*self._values.noticed, *(self._readable.changed() if self._readable else ())]
         if found:
             text += f"\n  on the host: {_some(list(dict.fromkeys(found)))}"
         return error.replaced(what=text, line=error.line)

@@ -237,8 +237,8 @@ class Selection:
         self.programs[:] = [p for p in self.programs if not p.guards.overlooks(made)]
 
     def forget_replaced(self) -> None:
-        """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
-        if self._states.are_replaced():
+        """Where an optimizer was replaced, or its state was or is cleared, build programs anew."""
+        if self._states.are_replaced() or self._scope.is_replaced():
             self._forget()
             self._scope.forget_state()
 

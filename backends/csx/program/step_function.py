@@ -242,7 +242,6 @@ class StepFunction:
             at_an_end: of an epoch, or its beginning: then whatever that takes.
         """
         self._selection.forget_replaced()
-        self._scope.check()
         for program in self._selection.programs:
             program.guards.check(self._selection.conditions)
         self._compared_at = self._host_code.runs

@@ -830,6 +830,7 @@ def test_what_changed_before_a_run_ends_early_is_told(
 ) -> None:
     monkeypatch.setattr(audit, "SHARE", 0.0)  # there is no time to look again
     monkeypatch.setattr(audit, "COMPARING", 1e-9)
+    monkeypatch.setattr(audit, "AT_FIRST_S", 0.0)
     forget_warned_lines()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 import fulgurite
 from fulgurite.backends.csx.contract import frozen_reads as frozen
-from fulgurite.errors import FrozenValueChanged, FrozenValueWarning, LeakedTensor, StateChanged
+from fulgurite.errors import (
+    FrozenNumber,
+    FrozenValueChanged,
+    FrozenValueWarning,
+    LeakedTensor,
+)
 
 FEW: dict[str, Any] = {"limit_train_batches": 6}
 FACTOR = torch.ones(())
@@ -59,21 +64,37 @@ def replaces_optimizers(trainer: Any) -> None:
     trainer.strategy.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.5)]
 
 
-@pytest.mark.fits
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (replaces_optimizers, "optimizers were replaced"),
-    ],
-)
-def test_an_optimizer_that_loses_its_place_is_an_error(act: Any, message: str) -> None:
+def sets_them_up_again(trainer: Any) -> None:
+    trainer.strategy.setup_optimizers(trainer)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("act", [replaces_optimizers, sets_them_up_again])
+def test_other_optimizers_have_a_program_of_their_own(act: Any) -> None:
     class Acts(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 2:
                 act(trainer)
 
-    with pytest.raises(StateChanged, match=message):
-        fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, callbacks=(Acts(),))
+    ours, stock = both(lambda: Classifier(mlp()), lambda: (loader(),), callbacks=(Acts(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+class SetsInValidation(Classifier):
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.optimizers().param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.fits
+def test_a_number_of_an_optimizer_that_an_evaluation_sets_is_an_error() -> None:
+    """It was set once for each trace, and not by the batches after it."""
+    with pytest.raises(FrozenNumber, match=r"validation_step set param_groups\['lr'\]") as caught:
+        fit(SetsInValidation, lambda: (loader(), loader()), static=True, **FEW)
+    assert caught.value.line is not None
+    assert "on_validation_batch_end" in str(caught.value)
 
 
 class ByClass(Classifier):

@@ -110,6 +110,7 @@ class Rebound(Texts):
         super().__init__()
         self.base: Any = None
         self.pair: Any = None
+        self.last: Any = (0.0, 0.0)
         self.total: Any = 0.0
         self.register_buffer("mean", None)
 
@@ -121,6 +122,7 @@ class Rebound(Texts):
         self.mean = 0.5 * self.mean + 0.5 * now.detach()
         self.total += now.detach()
         self.pair = self.pair[1], now.detach()
+        now, self.last = now + self.last[0], (self.last[1], 0.5 * now.detach())
         terms = torch.stack([*self.base, self.mean, self.total, *self.pair])
         return now + (now - terms).square().mean()
 
