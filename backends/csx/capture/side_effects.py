@@ -185,6 +185,10 @@ def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
     return calls
 
 
+_NUMBERS_OF = {torch.float64: (int, float), torch.int64: (int,)}
+"""Types of Python's that may take the place of a number that the program computes, by its dtype."""
+
+
 def sort_state(
     inputs: StepInputs,
     module: nn.Module,
@@ -215,6 +219,8 @@ def sort_state(
         now: list[Any] = [place.get() for place in held.places]
         if all(value is held.tensor for value in now):
             continue
+        if type(now[0]) in _NUMBERS_OF.get(held.tensor.dtype, ()) and held.tensor.ndim == 0:
+            now = [held.tensor.new_full((), now[0])] * len(now)  # min(1.0, self.global_step / 4)
         is_modules = all(
             id(p.container) in own or isinstance(p.container, AttributeTree) for p in held.places
         )

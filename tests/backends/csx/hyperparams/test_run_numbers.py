@@ -243,3 +243,24 @@ def test_there_are_limits_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             backend={"max_programs": 1},
             limit_train_batches=2,
         )
+
+
+class Annealed(Classifier):
+    """Keeps a weight that counts up to a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.weight: Any = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.weight = min(1.0, self.global_step / 4)
+        self.log("weight", self.weight)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1]) * (1 + self.weight)
+
+
+@pytest.mark.numbers
+def test_a_number_that_an_attribute_keeps_ends_as_one_of_pythons() -> None:
+    ours, stock = both(Annealed, lambda: (loader(),), max_epochs=2)
+    assert_same_run(ours, stock)
+    assert float(ours.module.weight) == stock.module.weight == 1.0
+    assert len(ours.trainer.strategy.programs) == 2
