@@ -18,7 +18,6 @@ Checked against Lightning 2.6.6.
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -213,6 +212,22 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
             warn(f"trainer.{name}", text, line, "a host hook such as on_train_batch_end")
 
 
+def _refuse_set_numbers(
+    step: str, optimizers: Iterable[Optimizer], before: Snapshot, line: UserLine | None
+) -> None:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        was = before.before(group) or {}
+        for key in (key for key in group if group[key] is not was.get(key, MISSING)):
+            raise FrozenNumber(
+                f"{step} set param_groups[{key!r}] of an optimizer, which happened once, when it"
+                " was traced.",
+                line=line,
+                remedy="in a hook after it, which runs on the host for every batch, such as"
+                " on_validation_batch_end:"
+                f" self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+            )
+
+
 def _writes(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, str, UserLine]]:
     """Each ``trainer.name = ...`` in the code of functions, or what may be one.
 
@@ -371,12 +386,9 @@ class LightningScope(Scope):
         Raises:
             StateChanged: it has, and the state of those that were is in files.
         """
-        if self._seen is None:
-            return False
-        configs = self.strategy.lr_scheduler_configs
         now: list[Any] = [one.optimizer for one in self.strategy._lightning_optimizers]
-        now += program_schedulers(one.scheduler for one in configs)
-        if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)):
+        now += program_schedulers(one.scheduler for one in self.strategy.lr_scheduler_configs)
+        if self._seen is None or [*map(id, now)] == [*map(id, self._seen)]:
             return False
         if residency.is_open:
             raise StateChanged(
@@ -389,18 +401,9 @@ class LightningScope(Scope):
     def check_trace(self, before: Snapshot) -> None:
         """Say what the step set on the Trainer, or would set on another batch."""
         check_trainer(self.trainer, before.before(vars(self.trainer)), self._hooks())
-        for optimizer in () if self.trains else self.strategy._optimizers:
-            for group in optimizer.param_groups:
-                was = before.before(group) or {}
-                for key in (key for key in group if group[key] is not was.get(key, MISSING)):
-                    raise FrozenNumber(
-                        f"{self._step_name} set param_groups[{key!r}] of an optimizer, which"
-                        " happened once, when it was traced.",
-                        line=self.line_of(self._step_name),
-                        remedy="in a hook after it, which runs on the host for every batch, such as"
-                        " on_validation_batch_end:"
-                        f" self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
-                    )
+        if not self.trains:
+            line = self.line_of(self._step_name)
+            _refuse_set_numbers(self._step_name, self.strategy._optimizers, before, line)
 
     def _hooks(self) -> list[Any]:
         """The step, and the hooks in it."""

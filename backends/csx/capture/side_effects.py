@@ -101,8 +101,7 @@ def collect(
 ) -> tuple[CollectedEffects, list[Tensor]]:
     """Find what a step left behind when its code has run, and undo it.
 
-    Each kind has its turn: what one has dealt with is no other's any more. Returns what becomes of
-    it, and the graph's results.
+    Each kind has its turn. Returns what becomes of it, and the graph's results.
 
     Args:
         inputs: those of the trace.
@@ -169,10 +168,9 @@ class CountFound(Exception):
 def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
     """What is set on the host for numbers of optimizers; CountFound: one was no input."""
     scope = host.scope
-    of_groups = set_numbers(inputs.groups, scope.line_of("training_step"))
     calls = [
         NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
-        for group, key, number in of_groups
+        for group, key, number in set_numbers(inputs.groups, scope.line_of("training_step"))
     ]
     calls += [
         NumberCall(str(one.slot), one.slot, one.held, one.number) for one in inputs.counts.changed()
@@ -183,10 +181,6 @@ def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
     if scope.counts.find_changed(others, scope.optimizers):
         raise CountFound
     return calls
-
-
-_NUMBERS_OF = {torch.float64: (int, float), torch.int64: (int,)}
-"""Types of Python's that may take the place of a number that the program computes, by its dtype."""
 
 
 def sort_state(
@@ -219,7 +213,8 @@ def sort_state(
         now: list[Any] = [place.get() for place in held.places]
         if all(value is held.tensor for value in now):
             continue
-        if type(now[0]) in _NUMBERS_OF.get(held.tensor.dtype, ()) and held.tensor.ndim == 0:
+        kinds = {torch.float64: (int, float), torch.int64: (int,)}.get(held.tensor.dtype, ())
+        if type(now[0]) in kinds and held.tensor.ndim == 0:
             now = [held.tensor.new_full((), now[0])] * len(now)  # min(1.0, self.global_step / 4)
         is_modules = all(
             id(p.container) in own or isinstance(p.container, AttributeTree) for p in held.places

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import (
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.hyperparams.counts import Counts, CountSlot, TracedCounts
+from fulgurite.backends.csx.hyperparams.run_numbers import KEPT
 from fulgurite.backends.csx.hyperparams.traced_float import (
     NumberGuard,
     Numbers,
@@ -287,19 +288,24 @@ def set_numbers(
             if key not in group.installed and is_number(value):
                 continue
             kinds = (int, float, bool) if type(group.installed.get(key)) is bool else (int, float)
-            if type(value) in kinds:
+            line = group.lines.get(key) or line
+            kept = line is not None and (line.file, line.function) in KEPT  # a counter's value
+            if type(value) in kinds and not kept:
                 yield group, key, constant_number(value)
                 continue
             tensor = isinstance(value, Tensor)
             raise FrozenNumber(
-                f"The step set param_groups['{key}'], which was {group.installed.get(key)!r}, to"
-                f" {'a tensor' if tensor else repr(value)}: the host sets a number there between"
-                " steps, and would not see another thing.",
-                line=group.lines.get(key) or line,
+                f"The step set param_groups['{key}'], which the host sets between steps, to"
+                f" {'a tensor' if tensor else repr(value)}: the program would keep what it was set"
+                " to.",
+                line=line,
                 remedy=f"let it be a tensor from the start ({key}=torch.tensor(...) in"
                 f" configure_optimizers), and here group[{key!r}].copy_(...)"
                 if tensor
-                else "a number",
+                else "arithmetic with counters alone, without float() or int(); or the host between"
+                " steps:\n"
+                "      def on_train_batch_start(self, batch, batch_idx):\n"
+                f"          self.trainer.{group.place}[{key!r}] = ...",
             )
 
 

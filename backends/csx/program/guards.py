@@ -77,6 +77,8 @@ class Conditions(NamedTuple):
             return f"{type(first).__name__} is in {mode_of(first)} mode now{more}"
         if self.tracking != now.tracking:
             return "track_running_stats of a normalization changed"
+        if (count := len(now.requires_grad)) != (had := len(self.requires_grad)):
+            return f"the model has {count} parameters now, and had {had}"
         if self.requires_grad != now.requires_grad:
             triples = zip(parameters, self.requires_grad, now.requires_grad, strict=True)
             names = [name for name, was, is_now in triples if was != is_now]

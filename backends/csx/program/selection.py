@@ -50,7 +50,7 @@ class ModuleTree:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self.modules = list(scope.module.modules())
-        self.parameters = list(scope.module.parameters()) if scope.trains else []
+        self.look_up_parameters()
         self.norms = [module for module in self.modules if isinstance(module, _NormBase)]
         held = [module._modules for module in self.modules]
         self._all = [one for one in held if isinstance(one, dict)]  # a scripted module's is none
@@ -59,6 +59,10 @@ class ModuleTree:
         self._owners = [owner for owner, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._descendants = [child for _, _, child in places]
+
+    def look_up_parameters(self) -> None:
+        """Those that there are now: a hook may give a module another."""
+        self.parameters = list(self._scope.module.parameters()) if self._scope.trains else []
 
     def is_changed(self) -> bool:
         """Whether a module was added, removed or replaced; asked after every hook."""
@@ -176,8 +180,8 @@ class Selection:
 
     def _allow(self, misfits: list[Misfit], limit: int, counted: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
-        # of pruning, which left no program to misfit
-        self.why, self._since = (self._since, ""), ""
+        self.modules.look_up_parameters()
+        self.why, self._since = (self._since, ""), ""  # of pruning, which left none to misfit
         if not misfits:
             return
         misfit = (counted or misfits)[-1]

@@ -80,6 +80,30 @@ def test_other_optimizers_have_a_program_of_their_own(act: Any) -> None:
     assert_same_run(ours, stock)
 
 
+class Grows(Classifier):
+    """Is given a parameter in the middle of an epoch, with which its step computes from then on."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(), torch.optim.SGD, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.scale if hasattr(self, "scale") else loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.scale = nn.Parameter(torch.ones(()))
+            group = {"params": [self.scale], "lr": 0.2}
+            self.trainer.optimizers[0].add_param_group(group)
+
+
+@pytest.mark.numbers
+def test_a_parameter_that_a_hook_adds_is_trained() -> None:
+    ours, stock = both(Grows, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 2
+
+
 class SetsInValidation(Classifier):
     def __init__(self) -> None:
         super().__init__(mlp())
