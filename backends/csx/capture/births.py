@@ -24,7 +24,7 @@ from fulgurite.backends.csx.capture.comparison import PLAIN, same_operations, sa
 from fulgurite.backends.csx.capture.recording import Output, Recording, pass_through_values
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Result, Trace
-from fulgurite.backends.csx.contract import code_of_zeros, misuse
+from fulgurite.backends.csx.contract import code_of_zeros, holds_tensors, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input
@@ -162,7 +162,7 @@ class Birth:
         self._set = [
             (place, place.get(MISSING), value)
             for place, value in attributes
-            if place in new or not _holds_tensors(place.get())
+            if place in new or not holds_tensors(place.get())
         ]
         self._grown = [
             (one.place, one.place.get(), extended[one.place.name])
@@ -340,10 +340,6 @@ def _named(graph: fx.Graph, inputs: Sequence[Input]) -> dict[fx.Node, str]:
     """The names of a graph's inputs."""
     pairs = zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
     return {node: item.name for node, item in pairs}
-
-
-def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _outline(value: Any) -> Any:

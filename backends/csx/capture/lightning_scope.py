@@ -212,16 +212,16 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
             warn(f"trainer.{name}", text, line, "a host hook such as on_train_batch_end")
 
 
-def _refuse_set_numbers(
-    step: str, optimizers: Iterable[Optimizer], before: Snapshot, line: UserLine | None
-) -> None:
+def _refuse_set_numbers(scope: LightningScope, before: Snapshot) -> None:
+    """Raise where an evaluation has set a number of an optimizer."""
+    step, optimizers = scope._step_name, scope.strategy._optimizers
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         was = before.before(group) or {}
         for key in (key for key in group if group[key] is not was.get(key, MISSING)):
             raise FrozenNumber(
                 f"{step} set param_groups[{key!r}] of an optimizer, which happened once, when it"
                 " was traced.",
-                line=line,
+                line=scope.line_of(step),
                 remedy="in a hook after it, which runs on the host for every batch, such as"
                 " on_validation_batch_end:"
                 f" self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
@@ -375,25 +375,26 @@ class LightningScope(Scope):
                 lost = {name for name, g in there.items() if type(g) is DroppedGradient}
                 stage = self.stage_gradients
                 stage.there, stage.lost = stage.there.union(there), frozenset(lost)
-            optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
+            optimizers = self.strategy.optimizers
             self.take_optimizers({f"optimizers[{i}]": one for i, one in enumerate(optimizers)})
-            self.schedulers = [config.scheduler for config in configs]
+            self.schedulers = [one.scheduler for one in self.strategy.lr_scheduler_configs]
             self._seen = [*optimizers, *program_schedulers(self.schedulers)]
 
     def is_replaced(self) -> bool:
-        """Whether the trainer has others; those of the user alone that programs step count.
+        """Whether the trainer has other optimizers, or schedulers that programs step, than then.
 
         Raises:
             StateChanged: it has, and the state of those that were is in files.
         """
+        if self._seen is None:
+            return False
         now: list[Any] = [one.optimizer for one in self.strategy._lightning_optimizers]
         now += program_schedulers(one.scheduler for one in self.strategy.lr_scheduler_configs)
-        if self._seen is None or [*map(id, now)] == [*map(id, self._seen)]:
+        if [*map(id, now)] == [*map(id, self._seen)]:
             return False
         if residency.is_open:
             raise StateChanged(
-                "The trainer's optimizers or schedulers were replaced under weight streaming, which"
-                " keeps their state in files.",
+                "Optimizers or schedulers were replaced; under weight streaming they cannot be.",
                 remedy="change their param_groups, or call fit again",
             )
         return True
@@ -402,8 +403,7 @@ class LightningScope(Scope):
         """Say what the step set on the Trainer, or would set on another batch."""
         check_trainer(self.trainer, before.before(vars(self.trainer)), self._hooks())
         if not self.trains:
-            line = self.line_of(self._step_name)
-            _refuse_set_numbers(self._step_name, self.strategy._optimizers, before, line)
+            _refuse_set_numbers(self, before)
 
     def _hooks(self) -> list[Any]:
         """The step, and the hooks in it."""

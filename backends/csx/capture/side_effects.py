@@ -214,8 +214,9 @@ def sort_state(
         if all(value is held.tensor for value in now):
             continue
         kinds = {torch.float64: (int, float), torch.int64: (int,)}.get(held.tensor.dtype, ())
-        if type(now[0]) in kinds and held.tensor.ndim == 0:
-            now = [held.tensor.new_full((), now[0])] * len(now)  # min(1.0, self.global_step / 4)
+        if type(value := now[0]) in kinds and held.tensor.ndim == 0:  # min(1.0, global_step / 4)
+            number = held.tensor.new_full((), value)
+            now = [number if one is value else one for one in now]
         is_modules = all(
             id(p.container) in own or isinstance(p.container, AttributeTree) for p in held.places
         )

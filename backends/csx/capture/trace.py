@@ -33,7 +33,7 @@ from fulgurite.backends.csx.capture.recording import Recording, Updates
 from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_weights
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.contract import Access, Observers, raising_refusals
+from fulgurite.backends.csx.contract import Access, Observers, holds_tensors, raising_refusals
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import memory_of
@@ -341,15 +341,11 @@ def _in_place(scope: Scope) -> Iterator[None]:
             p.grad = shown[name]
 
 
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
-
-
 @contextlib.contextmanager
 def _kept(changes: Iterable[Access]) -> Iterator[None]:
     """Put scalars back that programs have as constants; what they have as tensors goes on."""
     now = [(one, one.container.get(one.name, MISSING)) for one in changes]
-    found = [replace(one, before=value) for one, value in now if not _has_tensors(value)]
+    found = [replace(one, before=value) for one, value in now if not holds_tensors(value)]
     try:
         yield
     finally:

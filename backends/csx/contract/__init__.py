@@ -53,6 +53,7 @@ from fulgurite.backends.csx.contract.leaks import valueless as valueless
 from fulgurite.backends.csx.contract.observers import Observers as Observers
 from fulgurite.backends.csx.contract.proxies import SPECIAL_METHODS as SPECIAL_METHODS
 from fulgurite.backends.csx.contract.proxies import PassThrough as PassThrough
+from fulgurite.backends.csx.contract.proxies import holds_tensors as holds_tensors
 from fulgurite.backends.csx.contract.proxies import holds_traced as holds_traced
 from fulgurite.backends.csx.contract.proxies import is_proxy as is_proxy
 from fulgurite.backends.csx.contract.proxies import make_container_proxy as make_container_proxy

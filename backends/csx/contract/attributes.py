@@ -45,7 +45,7 @@ from fulgurite.backends.csx.contract.frozen_values import (
     may_be_scalar,
     scalar_of_class,
 )
-from fulgurite.backends.csx.contract.proxies import holds_traced, unwrap_proxy
+from fulgurite.backends.csx.contract.proxies import holds_tensors, holds_traced, unwrap_proxy
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
@@ -119,7 +119,7 @@ pytree.register_pytree_node(  # results of a step, arguments of a checkpoint
 
 def may_collect(values: list[Any]) -> bool:
     """Whether outputs may be collected in a list: it is empty, or holds tensors already."""
-    return not values or any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(values))
+    return not values or holds_tensors(values)
 
 
 def note_lists(arguments: Iterable[Any]) -> None:

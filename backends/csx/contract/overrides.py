@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.contract.proxies import holds_tensors
 from fulgurite.backends.csx.graph.lstm import lstm
 from fulgurite.backends.csx.hyperparams.torch_optim import without_mkldnn
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
@@ -124,7 +124,7 @@ def _stacked(args: Any, kwargs: Any) -> Any:
 
     data = args[0] if args else kwargs["data"]
     is_sequence = isinstance(data, (list, tuple))
-    if not is_sequence or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
+    if not is_sequence or not holds_tensors(data):
         return NotImplemented
     options = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
     return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))

@@ -410,6 +410,11 @@ def _to_blame(error: Exception) -> frozenset[str]:
     return frozenset({BATCH} & kinds or kinds)
 
 
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a list, tuple or dict with one in it."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
 def holds_traced(value: Any) -> bool:
     """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
 

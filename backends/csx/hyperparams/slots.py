@@ -288,8 +288,8 @@ def set_numbers(
             if key not in group.installed and is_number(value):
                 continue
             kinds = (int, float, bool) if type(group.installed.get(key)) is bool else (int, float)
-            line = group.lines.get(key) or line
-            kept = line is not None and (line.file, line.function) in KEPT  # a counter's value
+            at = group.lines.get(key) or line
+            kept = at is not None and (at.file, at.function) in KEPT  # a counter's value
             if type(value) in kinds and not kept:
                 yield group, key, constant_number(value)
                 continue
@@ -298,7 +298,7 @@ def set_numbers(
                 f"The step set param_groups['{key}'], which the host sets between steps, to"
                 f" {'a tensor' if tensor else repr(value)}: the program would keep what it was set"
                 " to.",
-                line=line,
+                line=at,
                 remedy=f"let it be a tensor from the start ({key}=torch.tensor(...) in"
                 f" configure_optimizers), and here group[{key!r}].copy_(...)"
                 if tensor

@@ -164,6 +164,7 @@ class Selection:
             self._earlier.clear()
             return self.select(batch)
         self._allow(misfits, limit, counted, batch)
+        self.modules.look_up_parameters()
         return None, []
 
     def _counted(self, misfits: list[Misfit]) -> tuple[int, list[Misfit]]:
@@ -180,7 +181,6 @@ class Selection:
 
     def _allow(self, misfits: list[Misfit], limit: int, counted: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
-        self.modules.look_up_parameters()
         self.why, self._since = (self._since, ""), ""  # of pruning, which left none to misfit
         if not misfits:
             return
@@ -241,7 +241,7 @@ class Selection:
         self.programs[:] = [p for p in self.programs if not p.guards.overlooks(made)]
 
     def forget_replaced(self) -> None:
-        """Where an optimizer was replaced, or its state was or is cleared, build programs anew."""
+        """Build programs anew where an optimizer or its state was replaced, or that was cleared."""
         if self._states.are_replaced() or self._scope.is_replaced():
             self._forget()
             self._scope.forget_state()
