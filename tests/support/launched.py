@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from filelock import FileLock
 
 SUPPORT = Path(__file__).parent
 
@@ -28,6 +32,29 @@ def torchrun(count: int, script: Path, *arguments: str, seconds: float = 300) ->
     printed = done.stdout + done.stderr
     assert done.returncode == 0, _told(printed)
     return printed
+
+
+def torchrun_once(
+    factory: pytest.TempPathFactory,
+    count: int,
+    script: Path,
+    *arguments: str,
+    seconds: float = 300,
+) -> Path:
+    """The folder in which a script's processes leave what they found, its first argument.
+
+    The workers of one test run share it: what takes minutes of all cores runs once.
+    """
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    name = hashlib.sha256(repr((count, script.name, arguments)).encode()).hexdigest()[:12]
+    folder = shared / f"once-{name}"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            folder.mkdir(exist_ok=True)
+            torchrun(count, script, str(folder), *arguments, seconds=seconds)
+            (folder / "done").touch()
+    return folder
 
 
 def _told(printed: str) -> str:

@@ -21,6 +21,8 @@ import pytest
 from needs import MARKERS
 
 ROOT = Path(__file__).parents[2]
+RARER = 5
+"""How much rarer a test that is ``long`` is drawn beside the core."""
 LONG = {"browser", "packaging", "notebook"}
 """Needs that take long."""
 MARKS = {
@@ -87,7 +89,8 @@ class Selection:
         stands = first and not (needed & LONG or long)
         if self.core and (stands or item.get_closest_marker("core")):
             return "core"
-        return "drawn" if is_drawn(item.nodeid, self.one_in, self.word) else "left"
+        one_in = self.one_in * (RARER if self.core and long else 1)
+        return "drawn" if is_drawn(item.nodeid, one_in, self.word) else "left"
 
     def summary(self) -> str:
         """What ran, what was drawn, what is left."""

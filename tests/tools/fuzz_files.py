@@ -183,9 +183,9 @@ def tried(rng: random.Random, folder: Path) -> tuple[str, float]:
         file.write_bytes(mutated_text(source.read_text(encoding="utf-8"), rng))
     else:
         file = mutated_data(_said(source), rng)
-    begin = time.perf_counter()
+    begin = time.process_time()  # whatever else the machine does
     refused = refusal_of(file, imports)
-    took_s = time.perf_counter() - begin
+    took_s = time.process_time() - begin
     assert took_s < LIMIT_S, f"it took {took_s:.1f} s"
     if refused is None:
         return "loads", took_s

@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import QUIET, Recorder, assert_close
-from launched import torchrun
+from launched import torchrun_once
 from models import Classifier, convnet, pictures
 from several import CASES, STEPS
 from torch.utils.data import DataLoader, DistributedSampler
@@ -41,8 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @functools.cache
     def fit(count: int, policy: str) -> list[dict[str, Any]]:
-        folder = tmp_path_factory.mktemp("ranks")
-        torchrun(count, SUPPORT / "several.py", str(folder), policy, *CASES)
+        folder = torchrun_once(tmp_path_factory, count, SUPPORT / "several.py", policy, *CASES)
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
     return fit

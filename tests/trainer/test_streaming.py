@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 from harness import QUIET, Recorder
-from launched import SUPPORT, torchrun
+from launched import SUPPORT, torchrun, torchrun_once
 from models import loader
 from saving_in_parts import GLOBAL_BATCH, ROWS
 from several import CASES
@@ -47,18 +47,18 @@ def fits(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Of each case what stock DDP gave, and weights in parts, on rank 1 of two."""
-    folder, names = tmp_path_factory.mktemp("parts"), WAYS[request.param]
-    torchrun(2, SUPPORT / "several.py", str(folder), request.param, *names, seconds=600)
+    script, names = SUPPORT / "several.py", WAYS[request.param]
+    folder = torchrun_once(tmp_path_factory, 2, script, request.param, *names, seconds=600)
     found: dict[str, Any] = of_ranks(folder, 2)[1]
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank found in the cases of ``streaming.py``."""
-    folder = tmp_path_factory.mktemp("found")
-    torchrun(request.param, SUPPORT / "streaming.py", str(folder), *OURS, seconds=1200)
-    return of_ranks(folder, request.param)
+    count: int = request.param
+    folder = torchrun_once(tmp_path_factory, count, SUPPORT / "streaming.py", *OURS, seconds=1200)
+    return of_ranks(folder, count)
 
 
 def flat(value: Any) -> list[float]:

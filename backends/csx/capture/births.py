@@ -228,6 +228,8 @@ class Birth:
             return self._passed[leaf.index - computed]
         example = self._results[leaf.index].example
         # no value is needed: the step is only traced with them there
+        if leaf.kind is not None:
+            return leaf.kind(0)
         return torch.zeros(example.shape, dtype=example.dtype)
 
     def is_read(self, now: Recording) -> bool:

@@ -34,7 +34,6 @@ from torch._C import DisableTorchFunction
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import _disable_current_modes
-from torchmetrics import Metric
 
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
@@ -354,7 +353,7 @@ class SchedulerCall:
 
 
 class NumberCall:
-    """A number of an optimizer that the step computed from the numbers: the next step's.
+    """A number that the step has computed from others, or set: the host has it after each.
 
     Args:
         name: in messages.
@@ -363,37 +362,17 @@ class NumberCall:
         number: what the step made of it.
     """
 
-    def __init__(self, name: str, sets: Any, held: list[Held], number: TracedNumber) -> None:
+    def __init__(self, name: str, sets: Any, held: list[Held], number: Any) -> None:
         self.name, self.sets, self._held = name, sets, held
-        is_flag = type(number.value) is bool
-        self._kind = bool if is_flag else int if isinstance(number, int) else float
-        self.value: Any = number.tensor
+        self.value: Any = number
 
     def __call__(self, value: Any) -> None:
         """Set it."""
-        number = self._kind(value.item())
         if not self._held:
             optimizer, group, key = self.sets
-            optimizer.param_groups[group][key] = number
+            optimizer.param_groups[group][key] = value
         for container, key in self._held:
-            container[key] = number
-
-
-@dataclass(slots=True)
-class MetricCall:
-    """The Python side of a Metric's updates: it counts them, and forgets what it had computed."""
-
-    metric: Metric
-    updates: int
-    anew: bool  # the step resets it first
-    value: Any = None
-
-    def __call__(self, value: Any) -> None:
-        """Count."""
-        attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
-        before = 0 if self.anew else attributes["_update_count"]
-        attributes["_update_count"] = before + self.updates
-        attributes["_computed"] = None
+            container[key] = value
 
 
 class ClosureCall:
@@ -412,13 +391,10 @@ class ClosureCall:
         closure.check(trainer)
         self._closure, self._trainer = closure, trainer
         leaves, self._tree = pytree.tree_flatten((args, kwargs))
-        self._numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, TracedNumber)]
         self.value: Any = [_taken(leaf) for leaf in leaves]
 
     def __call__(self, value: Any) -> None:
         """Run it."""
-        for i in self._numbers:
-            value[i] = value[i].item()
         args, kwargs = pytree.tree_unflatten(value, self._tree)
         self._closure.run(args, kwargs, self._trainer, self)
 

@@ -33,7 +33,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.scope import Exchange, Scope
-from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
+from fulgurite.backends.csx.contract import (
+    PLAIN_TYPES,
+    ConstantSource,
+    warn,
+    warn_of_types,
+    warned_in,
+)
 from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     FrozenNumber,
@@ -179,10 +185,10 @@ _REMEDY = (
 )
 
 
-def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) -> None:
+def check_trainer(trainer: Any, before: dict[str, Any], codes: list[CodeType]) -> None:
     """Say what the traced step set on the Trainer, or would set on another batch.
 
-    ``before`` are its attributes before the trace, ``hooks`` the functions that were traced.
+    ``before`` are its attributes before the trace, ``codes`` those of the functions in the step.
 
     Raises:
         UnsupportedState: the step would stop the run under a condition that is frozen.
@@ -193,7 +199,6 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
         for name, value in now.items()
         if isinstance(value, PLAIN_TYPES) and value is not before.get(name, MISSING)
     }
-    codes = codes_reached(hooks)
     for code, name, line in _writes(codes):
         if name == _STOP and not now[_STOP]:
             what = (
@@ -277,9 +282,7 @@ class LightningScope(Scope):
 
     @property
     def shows_gradients(self) -> bool:
-        """Whether gradients are in ``p.grad`` between steps: in manual optimization, or if host
-        code reads them. Else they are not: accumulation would be slower.
-        """
+        """Whether they are: by hand, or where host code reads them; else accumulation is faster."""
         return self.trains and (self.keeps_gradients or not self.backward_is_lightnings)
 
     @property
@@ -401,7 +404,9 @@ class LightningScope(Scope):
 
     def check_trace(self, before: Snapshot) -> None:
         """Say what the step set on the Trainer, or would set on another batch."""
-        check_trainer(self.trainer, before.before(vars(self.trainer)), self._hooks())
+        codes = codes_reached(self._hooks())
+        warn_of_types(codes, [key for slot in self.counts.slots for _, key in slot.held])
+        check_trainer(self.trainer, before.before(vars(self.trainer)), codes)
         if not self.trains:
             _refuse_set_numbers(self, before)
 

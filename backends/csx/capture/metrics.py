@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NoReturn
@@ -367,3 +367,34 @@ def _static_functions(functions: ModuleType) -> list[Patch]:
         static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
         found += patches_of(functions, static, why=why, checked=_TORCHMETRICS)
     return found
+
+
+@dataclass(slots=True)
+class MetricCall:
+    """The Python side of a Metric's updates: it counts them, and forgets what it had computed."""
+
+    metric: Metric
+    updates: int
+    anew: bool  # the step resets it first
+    value: Any = None
+
+    def __call__(self, value: Any) -> None:
+        """Count."""
+        attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
+        before = 0 if self.anew else attributes["_update_count"]
+        attributes["_update_count"] = before + self.updates
+        attributes["_computed"] = None
+
+
+def metric_calls(
+    module: nn.Module, snapshot: Snapshot, reset_ids: Collection[int]
+) -> Iterator[MetricCall]:
+    """The Python side of each metric's updates; ``reset_ids``: whose identity, the step resets."""
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            before = snapshot.before(vars(metric))["_update_count"]
+            # reset in the step, it has counted from zero: the count before means nothing
+            anew = id(metric) in reset_ids
+            if anew or metric._update_count != before:
+                yield MetricCall(metric, metric._update_count - (0 if anew else before), anew)
+                metric._update_count = before

@@ -37,7 +37,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import arguments_read, is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, kind_of
 from fulgurite.backends.csx.objects import container_at
 from fulgurite.backends.csx.state import (
     Owner,
@@ -76,6 +76,7 @@ class Output:
     """A leaf of ``Outputs``: the program's output number ``index``, or what it passed on."""
 
     index: int
+    kind: type[float] | None = None  # Python's, of what eagerly is a number
 
 
 def make_outputs(
@@ -133,6 +134,8 @@ def _numbered(
                 alias = storage_of(value) in of_inputs
                 tensors.append(value.detach().clone() if alias else value.detach())
             value = known[id(value)]
+        if isinstance(leaf, TracedNumber) and isinstance(value, Output):
+            value = Output(value.index, kind_of(leaf))
         kept.append(value)
     for number, places in enumerate(passed.values(), start=len(tensors)):
         for place in places:
@@ -205,7 +208,9 @@ def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:
 def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
     """A function from a program's outputs to a copy of ``template`` with them in it."""
     if isinstance(template, Output):
-        index = template.index
+        index, number = template.index, template.kind
+        if number is not None:
+            return lambda tensors: number(tensors[index].item())
         return lambda tensors: tensors[index]
     if type(template) in (list, tuple):
         kind = type(template)

@@ -20,20 +20,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
+from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, NumberCall
+from fulgurite.backends.csx.capture.metrics import metric_calls
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState, Scope
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.contract import Observers, holds_traced, misuse
+from fulgurite.backends.csx.contract import Attributes, Observers, holds_traced, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.hyperparams.counts import keep
 from fulgurite.backends.csx.hyperparams.slots import (
     is_number,
     new_numbers,
     set_numbers,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import plain
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, plain
 from fulgurite.backends.csx.objects import (
     AttributeTree,
     TreeChanges,
@@ -115,7 +117,7 @@ def collect(
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     with observers.mode.in_double():
-        numbers = _numbers_set(inputs, host)
+        numbers = _numbers_set(inputs, host, observers.attributes)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)
@@ -162,11 +164,11 @@ def _refuse_lasting(
 
 
 class CountFound(Exception):
-    """A step changed a number that an optimizer keeps: traced again, it is an input."""
+    """A step changed a number that an optimizer or a module keeps: traced again, it is an input."""
 
 
-def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
-    """What is set on the host for numbers of optimizers; CountFound: one was no input."""
+def _numbers_set(inputs: StepInputs, host: HostState, attributes: Attributes) -> list[NumberCall]:
+    """What is set on the host for numbers that the step changed; CountFound: one was no input."""
     scope = host.scope
     calls = [
         NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
@@ -177,8 +179,24 @@ def _numbers_set(inputs: StepInputs, host: HostState) -> list[NumberCall]:
     ]
     inputs.counts.restore()
     groups = {id(group.own) for group in inputs.groups}
-    others = (one for one in host.snapshot.containers() if id(one[0]) not in groups)
-    if scope.counts.find_changed(others, scope.optimizers):
+    others = (
+        one
+        for one in host.snapshot.containers()
+        if id(one[0]) not in groups and (scope.python_runs_once or isinstance(one[3], Optimizer))
+    )
+    found = scope.counts.find_changed(others, scope.optimizers)
+    for write, now, is_asked in attributes.numbers.settle() if scope.python_runs_once else ():
+        held = write.container, write.name
+        if inputs.counts.hold(*held):
+            continue
+        write.undo()
+        if is_asked:
+            scope.counts.add(None, write.where, *held)
+            found = True
+        if isinstance(now, TracedNumber) or is_asked:
+            keep(write.module, write.where, *held)
+        calls.append(NumberCall(write.where, None, [held], now))
+    if found:
         raise CountFound
     return calls
 
@@ -213,10 +231,6 @@ def sort_state(
         now: list[Any] = [place.get() for place in held.places]
         if all(value is held.tensor for value in now):
             continue
-        kinds = {torch.float64: (int, float), torch.int64: (int,)}.get(held.tensor.dtype, ())
-        if type(value := now[0]) in kinds and held.tensor.ndim == 0:  # min(1.0, global_step / 4)
-            number = held.tensor.new_full((), value)
-            now = [number if one is value else one for one in now]
         is_modules = all(
             id(p.container) in own or isinstance(p.container, AttributeTree) for p in held.places
         )
@@ -429,20 +443,6 @@ def _refilled(value: Any, before: Any, known: set[int]) -> bool:
     (now, tree), (then, tree_then) = pytree.tree_flatten(value), pytree.tree_flatten(before)
     tensors = [one for one in now if isinstance(one, Tensor)]
     return tree == tree_then and all(id(one) in known for one in tensors) and len(now) == len(then)
-
-
-def metric_calls(
-    module: nn.Module, snapshot: Snapshot, reset_ids: Collection[int]
-) -> Iterator[MetricCall]:
-    """The Python side of each metric's updates; ``reset_ids``: whose identity, the step resets."""
-    for metric in module.modules():
-        if isinstance(metric, Metric):
-            before = snapshot.before(vars(metric))["_update_count"]
-            # reset in the step, it has counted from zero: the count before means nothing
-            anew = id(metric) in reset_ids
-            if anew or metric._update_count != before:
-                yield MetricCall(metric, metric._update_count - (0 if anew else before), anew)
-                metric._update_count = before
 
 
 def refuse_other_effects(

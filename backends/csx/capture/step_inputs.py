@@ -22,7 +22,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes
-from fulgurite.backends.csx.hyperparams.counts import TracedCounts
+from fulgurite.backends.csx.hyperparams.counts import CountSlot, TracedCounts
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -33,7 +33,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
     traced_groups,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, TracedNumber
 from fulgurite.backends.csx.objects import BatchSpec, Trees
 from fulgurite.backends.csx.state import (
     Gradients,
@@ -88,6 +88,7 @@ class StepInputs:
         # whatever the host has put there since, the program was built for this
         if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
+        scope.counts.find_kept(scope.module.modules())
         self.number_slots = number_slots(scope.named_optimizers, self._schedulers, scope.counts)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -182,10 +183,12 @@ class StepInputs:
         tensors: tuple[Tensor, ...],
         tracker: Nodes,
         in_double: Callable[[], AbstractContextManager[None]],
+        of_module: Callable[[CountSlot, float, Tensor, int], TracedNumber],
     ) -> Iterator[None]:
         """Put the inputs where state, gradients and numbers are, and take them out again.
 
-        ``tracker`` tells the node of each tensor; schedules compute under ``in_double``.
+        ``tracker`` tells the node of each tensor; schedules compute under ``in_double``; numbers of
+        modules are as ``of_module`` makes them.
         """
         before = [dict(group) for group in self._scope.groups()]
         swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors), tracker)
@@ -199,7 +202,8 @@ class StepInputs:
             found = [dict(vars(tensor)) for tensor, _ in swapped]
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors), tracker)
             for vector in self.of_kind(Kind.NUMBERS, tensors):
-                installed = install(self.number_slots, vector, self._scope.optimizers)
+                slots, optimizers = self.number_slots, self._scope.optimizers
+                installed = install(slots, vector, optimizers, of_module)
                 self.guards, self.counts = installed
             self.scheduled = TracedSchedulers(self.guards, in_double)
             with running(schedules=self.scheduled):

@@ -15,6 +15,7 @@ programs have found them, for these have them as constants.
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -33,11 +34,19 @@ from fulgurite.backends.csx.capture.recording import Recording, Updates
 from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_weights
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.contract import Access, Observers, holds_tensors, raising_refusals
+from fulgurite.backends.csx.contract import (
+    Access,
+    Observers,
+    frozen_value,
+    holds_tensors,
+    noting,
+    raising_refusals,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import memory_of
 from fulgurite.backends.csx.graph.recorder import Recorder
+from fulgurite.backends.csx.hyperparams.counts import CountSlot
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
@@ -161,6 +170,18 @@ class Trace:
         self.run_numbers.append((number.text, note, line))
         return number
 
+    def _number_of_module(
+        self, slot: CountSlot, value: float, tensor: Tensor, place: int
+    ) -> RunNumber:
+        """A number in an attribute of a module, as the step computes with it."""
+        [(container, key)], kind = slot.held, type(value)
+        value = frozen_value(str(slot), value)
+        text = f"the type of {slot}"
+        self.run_guards.append(NumberGuard(text, lambda _: type(container.get(key)), kind))
+        number = RunNumber(value, tensor, self.run_guards, operator.itemgetter(place), str(slot))
+        number.note = noting(str(slot), value)
+        return number
+
     def note_unseen_reads(self, graph: Graph) -> None:
         """Warn of counters that the step took, of which neither graph nor guards have anything.
 
@@ -247,7 +268,7 @@ class Trace:
         observers.begin(nodes, zip(given, names, strict=True))
         self._counters = dict(zip(COUNTERS, inputs.of_kind(Kind.COUNTER, flat), strict=True))
         self._begun, steps = {name: scope.asked(name) for name in COUNTERS}, self._counters[STEPS]
-        in_place = inputs.in_place(flat, nodes, observers.mode.in_double)
+        in_place = inputs.in_place(flat, nodes, observers.mode.in_double, self._number_of_module)
         with in_place, running(global_step=steps.clone, norms=[]):
             observers.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)

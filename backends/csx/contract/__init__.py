@@ -17,6 +17,7 @@ attributes         what the step reads and writes in attributes of modules
 constants          tensors that keep their value while tracing
 """
 
+from fulgurite.backends.csx.contract.attributes import Attributes as Attributes
 from fulgurite.backends.csx.contract.attributes import code_of_zeros as code_of_zeros
 from fulgurite.backends.csx.contract.attributes import may_collect as may_collect
 from fulgurite.backends.csx.contract.constants import ConstantSource as ConstantSource
@@ -32,14 +33,17 @@ from fulgurite.backends.csx.contract.frozen_reads import (
     frozen_hook_arguments as frozen_hook_arguments,
 )
 from fulgurite.backends.csx.contract.frozen_reads import frozen_index as frozen_index
+from fulgurite.backends.csx.contract.frozen_reads import frozen_value as frozen_value
 from fulgurite.backends.csx.contract.frozen_reads import impure_functions as impure_functions
 from fulgurite.backends.csx.contract.frozen_reads import is_replaying as is_replaying
 from fulgurite.backends.csx.contract.frozen_reads import note_of_audit as note_of_audit
+from fulgurite.backends.csx.contract.frozen_reads import noting as noting
 from fulgurite.backends.csx.contract.frozen_reads import reads_of_lightning as reads_of_lightning
 from fulgurite.backends.csx.contract.frozen_reads import warn as warn
 from fulgurite.backends.csx.contract.frozen_reads import (
     warn_of_frozen_reads as warn_of_frozen_reads,
 )
+from fulgurite.backends.csx.contract.frozen_reads import warn_of_types as warn_of_types
 from fulgurite.backends.csx.contract.frozen_reads import warned_in as warned_in
 from fulgurite.backends.csx.contract.frozen_values import Access as Access
 from fulgurite.backends.csx.contract.frozen_values import FrozenScalars as FrozenScalars

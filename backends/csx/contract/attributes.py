@@ -2,7 +2,9 @@
 
 - A *scalar* that it read (``self.kl_weight``, a Dropout's ``p``) is a constant of the program
   (``frozen_values``).
-- A scalar that it changed (``self.n += 1``) changes that once: a warning.
+- A number that it set (``self.n += 1``, ``self.w = min(1.0, self.global_step / 500)``) is set after
+  every step; one that it asked for before is an input of the program (``hyperparams/counts``).
+- Another scalar that it changed (``self.phase = "main"``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
   ``self.total += loss`` from 0.0) is state that is born in the first step (``capture/births``).
 - What it appends to a list (``self.outs.append(loss)``, Lightning's idiom for collecting outputs)
@@ -22,12 +24,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from operator import is_
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -39,16 +41,17 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.contract.frozen_reads import warn
 from fulgurite.backends.csx.contract.frozen_values import (
     Access,
-    buffer_code,
     is_same_scalar,
     is_scalar,
     may_be_scalar,
     scalar_of_class,
 )
-from fulgurite.backends.csx.contract.proxies import holds_tensors, holds_traced, unwrap_proxy
+from fulgurite.backends.csx.contract.proxies import holds_tensors, holds_traced, operand
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
+from fulgurite.backends.csx.hyperparams.run_numbers import FOLLOWED, RunNumber
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,
@@ -186,11 +189,42 @@ _OF_TRAINING: dict[str, type[nn.Module]] = {"p": _DropoutNd, "momentum": _NormBa
 """Numbers that layers read in eval mode, too, and do not use there."""
 
 
+@dataclass
+class SetNumbers:
+    """The numbers that the user's code has put into attributes.
+
+    Args:
+        reads: the scalars that it has asked for.
+
+    Attributes:
+        written: the first write to each.
+        left: what is there when the step has run, as Python's own numbers.
+    """
+
+    reads: Mapping[_Key, Access]
+    written: dict[_Key, Access] = field(default_factory=dict)
+    left: dict[_Key, Any] = field(default_factory=dict)
+
+    def settle(self) -> Iterator[tuple[Access, Any, bool]]:
+        """Those that are there when the step has run.
+
+        Each with what it is now, and whether the code had asked for another number there.
+        """
+        for key, write in self.written.items():
+            now, asked = write.container.get(write.name), key in self.reads
+            if _is_number(now) and not (asked and is_same_scalar(now, write.before)):
+                self.left[key] = now.value if isinstance(now, TracedNumber) else now
+                yield write, now, asked and _is_number(write.before)
+
+
 class Attributes:
     """The attributes of a step's modules while it is traced.
 
     Args:
         root: the module that holds them all.
+
+    Attributes:
+        numbers: those that the step has put there.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -198,6 +232,7 @@ class Attributes:
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._reads: dict[_Key, Access] = {}
         self._writes: dict[_Key, Access] = {}  # by the user: the line is the last write's
+        self.numbers = SetNumbers(self._reads)
         self._written: set[_Key] = set()  # by anybody
         self._lists: dict[_Key, tuple[nn.Module, WatchedList]] = {}
         self._parameters: dict[_Key, Access] = {}  # written by the user
@@ -216,6 +251,8 @@ class Attributes:
                 return self._list(module, name, value)
             if may_be_scalar(kind):
                 self._note_read(module, name, value)
+            elif kind is RunNumber and (line := self._line()) is not None:
+                FOLLOWED.add((line.file, line.function))
             return value
 
         def read_rest(module: nn.Module, name: str) -> Any:
@@ -251,18 +288,13 @@ class Attributes:
         if key in self._reads or key in self._written or key[0] not in self._paths:
             return
         own = value is MISSING or name in vars(module) or name in module._buffers
-        kind: Any = type(module)
-        own = own or scalar_of_class(kind, name) is not MISSING
+        own = own or scalar_of_class(cast(Any, type(module)), name) is not MISSING
         # train() and eval() choose another program, so that ``training`` may change
         frameworks = name == "training" or (name[0] == "_" and is_library(caller(sys._getframe(2))))
         empty = type(value) is tuple and not value
         unused = isinstance(module, _OF_TRAINING.get(name, ())) and not vars(module)["training"]
-        if (
-            not (empty or unused)
-            and own
-            and not frameworks
-            and (value is MISSING or is_scalar(value))
-        ):
+        is_asked = own and not (empty or unused or frameworks)
+        if is_asked and (value is MISSING or is_scalar(value)):
             self._reads[key] = self._access(module, name, value)
 
     def _note_write(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -272,12 +304,18 @@ class Attributes:
         key = (id(module), name)
         buffers = module._buffers
         now = (buffers if name in buffers else vars(module)).get(name, MISSING)
+        if isinstance(now, TracedNumber):
+            self._written.add(key)
+            return operand(value)  # the trace's inputs know what is set there
+        is_users = key[0] in self._paths and not is_library(caller(sys._getframe(2)))
+        if is_users and key in self._reads:
+            value = operand(value)  # else it is that of each batch
+        if is_users and _is_number(value):
+            self.numbers.written.setdefault(key, self._access(module, name, now))
         if now is value or (is_scalar(now) and is_same_scalar(value, now)):
             return value  # so that it is compared from now on: a hook may change it
         self._written.add(key)
-        if key[0] in self._paths and not is_library(caller(sys._getframe(2))):
-            if key in self._reads:
-                value = unwrap_proxy(value)  # else it is that of each batch
+        if is_users:
             if name in module._parameters:
                 known = self._parameters.get(key)
                 before = module._parameters[name] if known is None else known.before
@@ -341,35 +379,33 @@ class Attributes:
         content, original = watched.content(), watched.original
         if len(content) == len(original) and all(map(is_, content, original)):
             return
-        where = self._name(module, name)
         if not holds_traced(content):  # Python values, which no program appends
             self.changed_lists.append((original, list(original)))
-            text = f"{where} was changed while the step was traced; that happens once"
-            warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
-        elif watched.read_at is not None and len(content) != len(original):
-            count = f"{len(original)} element{'s' * (len(original) != 1)}"
-            found = {"attribute": where, "name": name, "count": count}
-            raise misuse("growing_list", watched.read_at, **found)
-        elif watched.cleared:
+        _judge_list(self._name(module, name), name, watched, content)
+        if holds_traced(content) and watched.cleared:
             effects.set_after([Place(vars(module), name)], content)
-            return
-        original[:] = content
+        else:
+            original[:] = content
 
     def reads(self) -> tuple[Access, ...]:
-        """The scalars that the step read, or that were not there, and that it did not write."""
-        return tuple(read for key, read in self._reads.items() if key not in self._written)
+        """The scalars that the step read, or that were not there, but for what it wrote itself."""
+        kept = self._written.difference(self.numbers.left)
+        return tuple(read for key, read in self._reads.items() if key not in kept)
 
     def warn_of_changes(self) -> None:
         """Say what the step changed, and no later one will."""
-        for key, write in self._writes.items():
-            _warn_of_change(write, was_read=key in self._reads)
+        for key in [key for key in self._writes if key not in self.numbers.left]:
+            _warn_of_change(self._writes[key], was_read=key in self._reads)
 
     def settings(self) -> list[tuple[Place, Any, Any]]:
         """Flags (bools) that the user's code changed, and what it set that was not there.
 
         Each with what was there before, and what is now; no tensors.
         """
-        changed = [(one, one.container.get(one.name, MISSING)) for one in self._writes.values()]
+        changed = [
+            (one, self.numbers.left.get(key, one.container.get(one.name, MISSING)))
+            for key, one in self._writes.items()
+        ]
         return [
             (Place(one.container, one.name, one.where), one.before, now)
             for one, now in changed
@@ -378,8 +414,20 @@ class Attributes:
         ]
 
     def changes(self) -> tuple[Access, ...]:
-        """The scalars that the user's code changed."""
-        return tuple(write for write in self._writes.values() if is_scalar(write.now()))
+        """The scalars that the user's code changed, but for numbers that each step sets."""
+        changed = (write for key, write in self._writes.items() if key not in self.numbers.left)
+        return tuple(write for write in changed if is_scalar(write.now()))
+
+
+def _judge_list(where: str, name: str, watched: WatchedList, content: list[Any]) -> None:
+    """Warn of a list whose change happens once; raise where the step reads what it makes longer."""
+    count = len(watched.original)
+    if not holds_traced(content):
+        text = f"{where} was changed while the step was traced; that happens once"
+        warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
+    elif watched.read_at is not None and len(content) != count:
+        found = {"attribute": where, "name": name, "count": f"{count} element{'s' * (count != 1)}"}
+        raise misuse("growing_list", watched.read_at, **found)
 
 
 def code_of_zeros(value: Any) -> str:
@@ -396,18 +444,9 @@ def code_of_zeros(value: Any) -> str:
     return repr(value)
 
 
-def _update(line: UserLine | None, before: Any, now: Any) -> str:
-    """How a buffer changes as a number did on a line of the user's."""
-    changed = re.match(
-        r"(?P<target>[\w.]+)\s*(?P<op>[-+*/])?=\s*(?(op)|(?P=target)\s*(?P<plain>[-+*/]))\s*[\w.]+\s*(#|$)",
-        "" if line is None else line.source,
-    )
-    operator = (changed["op"] or changed["plain"]) if changed else ""
-    if operator in ("+", "-"):
-        return f"add_({now - before!r})"
-    if operator in ("*", "/") and before:
-        return f"mul_({now / before!r})"
-    return "copy_(...) of its next value, computed from tensors,"
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number of Python's, which a program may follow; no flag."""
+    return type(value) in (int, float) or isinstance(value, TracedNumber)
 
 
 def _warn_of_change(write: Access, was_read: bool) -> None:
@@ -415,13 +454,7 @@ def _warn_of_change(write: Access, was_read: bool) -> None:
     counted = was_read if before is None or before is MISSING else is_scalar(before)
     if not counted or not is_scalar(now) or (type(now) is type(before) and now == before):
         return
-    remedy = f"a buffer; or {_HOST_HOOK}"
-    if {type(before), type(now)} <= {int, float}:
-        update = _update(write.line, before, now)
-        remedy = (
-            f"{buffer_code(write.name, before, now)}, and self.{write.name}.{update} in the step"
-        )
-        remedy = f"a buffer: {remedy}"
     shown = "nothing" if before is MISSING else repr(before)
     text = f"{write.where} was changed from {shown} to {now!r} while the step was traced"
+    remedy = f"a buffer; or {_HOST_HOOK}" if type(now) is bool else _HOST_HOOK
     warn(write.where, f"{text}; that happens once", write.line, remedy)

@@ -32,6 +32,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.csx.contract.proxies import make_counter, make_proxy, refused_at
+from fulgurite.backends.csx.diagnostics.mentions import TYPE, mentions
 from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -40,6 +41,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
 )
 from fulgurite.backends.csx.graph.rng import note_draw
+from fulgurite.backends.csx.hyperparams.counts import OF_MODULES
 from fulgurite.backends.csx.hyperparams.run_numbers import (
     COUNTERS,
     EPOCH,
@@ -188,6 +190,7 @@ def forget_warned_lines() -> None:
     _SHOWN.clear()
     FOLLOWED.clear()
     KEPT.clear()
+    OF_MODULES.clear()
 
 
 def warned_in(code: CodeType, without: str = "") -> bool:
@@ -292,6 +295,30 @@ def _counter(name: str, value: int, remedy: str = "") -> Any:
     if trace is None:  # the step runs as it is
         return value
     seen = frozen_value(name, value)
+    note = noting(name, seen, remedy)
+    if step_context.get().reads is None:  # Python runs on every batch, and has its values
+        return make_proxy(value, note, name)
+    return make_counter(seen, note, name, lambda: trace.run_number(name, value, seen, note))
+
+
+def warn_of_types(codes: Iterable[CodeType], followed: Iterable[Any]) -> None:
+    """Warn where functions of a step ask for the type of a number that they find a stand-in for.
+
+    ``followed`` are names of such numbers, besides those of counters.
+    """
+    known = {*COUNTERS, *followed}
+    for code in codes:
+        is_step = code.co_name.endswith("_step") and code.co_argcount > 2  # self, batch, batch_idx
+        names = known.union(code.co_varnames[2:3]) if is_step else known
+        for said in mentions(code):
+            if said.owner == TYPE and said.name in names:
+                text = f"type({said.name}) is that of what stands for it while a step is traced"
+                remedy = "isinstance(value, int), which sees through it"
+                warn(f"type({said.name})", text, UserLine.at(code, said.line), remedy)
+
+
+def noting(name: str, seen: float, remedy: str = _COUNT) -> Callable[..., None]:
+    """What is called where Python takes the value of a number that changes from step to step."""
 
     def note(line: UserLine | None = None) -> None:
         found = line or refused_at(name) or user_line()
@@ -299,9 +326,7 @@ def _counter(name: str, value: int, remedy: str = "") -> Any:
             KEPT.add((found.file, found.function))
         warn_frozen(name, seen, remedy, line=found)
 
-    if step_context.get().reads is None:  # Python runs on every batch, and has its values
-        return make_proxy(value, note, name)
-    return make_counter(seen, note, name, lambda: trace.run_number(name, value, seen, note))
+    return note
 
 
 @contextlib.contextmanager

@@ -201,9 +201,10 @@ def _hash(self: Any) -> int:
 def _counter_proxy() -> type[Any]:
     """The class of proxies for counters of the run."""
     body: dict[str, Any] = {"__hash__": _hash}
-    for function in (*_ARITHMETIC, *_INTEGER):
-        body[f"__{function.__name__}__"] = _forward(function, take=operand)
-        body[f"__r{function.__name__}__"] = _forward(function, swapped=True, take=operand)
+    for function in (*_ARITHMETIC, *_INTEGER, *_BITS, operator.and_, operator.or_):
+        name = function.__name__.rstrip("_")
+        body[f"__{name}__"] = _forward(function, take=operand)
+        body[f"__r{name}__"] = _forward(function, swapped=True, take=operand)
     for alone in (*_COMPARISON, bool, operator.neg, operator.abs):
         body[f"__{alone.__name__}__"] = _forward(alone, take=operand)
     return type("_ValueProxyInt", (PROXIES[int],), body)
@@ -418,13 +419,8 @@ def holds_tensors(value: Any) -> bool:
 def holds_traced(value: Any) -> bool:
     """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
 
-    That is a traced tensor, or a proxy for a number or string of the batch.
+    That is a traced tensor or number, or a proxy for a number or string of the batch.
     """
-    if is_proxy(value) or isinstance(value, (FakeTensor, ValuelessTensor, TracedNumber)):
-        return True
-    if isinstance(value, (list, tuple, dict, deque)):
-        leaves = pytree.tree_leaves(value)
-        return any(
-            is_proxy(leaf) or isinstance(leaf, (FakeTensor, ValuelessTensor)) for leaf in leaves
-        )
-    return False
+    kinds = (FakeTensor, ValuelessTensor, TracedNumber)
+    leaves = pytree.tree_leaves(value) if isinstance(value, (list, tuple, dict, deque)) else [value]
+    return any(is_proxy(leaf) or isinstance(leaf, kinds) for leaf in leaves)

@@ -27,6 +27,10 @@ have none since Python 3.12 (PEP 709): their names are those of the function aro
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+TYPE = "type()"
+"""The owner of a name that a function asks for the type of: ``type(batch_idx)``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mention:
     """A name in a function's source, or a string: ``getattr(self, "net")`` names ``net``.
@@ -98,6 +102,8 @@ def _mentions_in(scope: ast.AST, code: CodeType) -> Iterator[Mention]:
                 # the line of the name itself, where the expression is written over several
                 line = node.end_lineno or node.lineno
                 yield Mention(_compiled(name, code), line, owner, is_set=is_set)
+            case ast.Call(func=ast.Name(id="type"), args=[ast.Name() | ast.Attribute() as of]):
+                yield Mention(getattr(of, "id", getattr(of, "attr", "")), node.lineno, TYPE)
             case ast.Constant(value=str(name)):
                 yield Mention(name, node.lineno)
 

@@ -5,7 +5,7 @@ from ``state``, ``graph`` and ``diagnostics``.
 
 slots              which numbers are inputs, where they are, and what they were
 scheduled_numbers  those that schedulers compute inside the program
-counts             numbers that optimizers keep outside of their param groups
+counts             numbers that optimizers and modules keep outside of param groups
 traced_float       such a number while it is traced
 run_numbers        counters of the run, traced: steps, epochs, the number of the batch
 number_functions   functions of torch and Python's math on them, rounded as by eager kernels

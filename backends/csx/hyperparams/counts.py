@@ -1,26 +1,28 @@
-"""Numbers that an optimizer keeps outside of its param groups: ``state[p]["step"] += 1``.
+"""Numbers that steps change, but for those of param groups: ``state[p]["n"] += 1``, ``self.n = 0``.
 
 Each is an input of the program like those of groups: a traced number while a step is traced, and
-what the step made of it is set on the host after every step. Numbers of one name that are equal are
-one input: that of a count is the same for all parameters. A flag that a step changes is one, too:
-Python looks at it, so each value has its program.
+what the step made of it is set on the host after every step. Numbers of an optimizer of one name
+that are equal are one input: that of a count is the same for all parameters. A flag that an
+optimizer's step changes is one, too: Python looks at it, so each value has its program.
+
+A number in an attribute of a module is traced as counters of the run are: conditions have programs,
+and Python that takes the value keeps it.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
-from fulgurite.backends.csx.hyperparams.traced_float import (
-    TracedNumber,
-    constant_number,
-    number_where,
-)
+from fulgurite.backends.csx.hyperparams.run_numbers import RunNumber
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, number_where
 from fulgurite.backends.csx.state import TORCHS_OWN
 from fulgurite.backends.patches import MISSING
 
@@ -28,27 +30,36 @@ Held = tuple[dict[Any, Any], Any]
 """Where a number is: a dict, and the key in it."""
 
 
-_NUMBERS = {int, float, TracedNumber}
+_DICTS = (dict, defaultdict, OrderedDict, Counter)
+_NUMBERS = {int, float, TracedNumber, RunNumber}
+OF_MODULES: dict[tuple[int, Any], tuple[object, str, dict[Any, Any], Any]] = {}
+"""Numbers of modules that steps of this run compute: the module, the name in messages, the dict and
+the key, by the dict's identity and the key."""
+
+
+def keep(owner: object, name: str, container: dict[Any, Any], key: Any) -> None:
+    """Note a number that a step computes and leaves in a module: steps of others may ask for it."""
+    OF_MODULES[id(container), key] = owner, name, container, key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountSlot:
-    """Equal numbers of an optimizer, an input of the program; NaN while there are none.
+    """Equal numbers of an optimizer, or one of a module, an input of the program.
 
     Args:
-        optimizer: the place of the optimizer.
+        optimizer: the place of the optimizer; None for a module's.
         name: in messages.
         held: where they are.
     """
 
-    optimizer: int
+    optimizer: int | None
     name: str
     held: list[Held]
 
     def read(self, optimizers: list[Optimizer]) -> float:
-        """Their value now."""
+        """Their value now; NaN while there are none."""
         value = self.value(optimizers)
-        if value is MISSING:
+        if value is MISSING or (self.optimizer is None and type(value) not in (int, float)):
             return float("nan")
         if type(value) not in (int, float, bool):
             raise StateChanged(
@@ -74,7 +85,7 @@ class CountSlot:
 
 @dataclass(slots=True)
 class Counts:
-    """The numbers that the optimizers of a scope keep outside of their param groups.
+    """The numbers that steps of a scope change, or ask for, outside of param groups.
 
     Attributes:
         slots: of equal numbers; new ones come after those that were there.
@@ -93,7 +104,14 @@ class Counts:
             for name, container, key in _numbers_in(optimizer.state, f"{owner}.state"):
                 self.add(i, name, container, key)
 
-    def add(self, optimizer: int, name: str, container: dict[Any, Any], key: Any) -> None:
+    def find_kept(self, modules: Iterable[nn.Module]) -> None:
+        """Look for numbers that steps of another scope have set in attributes of modules."""
+        own = set(map(id, modules))
+        for owner, name, container, key in OF_MODULES.values():
+            if id(owner) in own and type(container.get(key)) in (int, float):
+                self.add(None, name, container, key)
+
+    def add(self, optimizer: int | None, name: str, container: dict[Any, Any], key: Any) -> None:
         """One more number, which a step has changed or made."""
         if (id(container), key) not in self._known:
             self._known.add((id(container), key))
@@ -105,7 +123,8 @@ class Counts:
         """Look for numbers and flags that a step has changed, and put back what they were.
 
         Args:
-            containers: what the optimizers hold: each, what was in it, its name and whose it is.
+            containers: what optimizers and modules hold: each, what was in it, its name and whose
+                it is. Attributes of modules are not looked at.
             optimizers: all of them.
 
         Returns:
@@ -113,20 +132,30 @@ class Counts:
         """
         found = False
         for container, before, name, owner in containers:
-            root = next((one for one in optimizers if one is owner), None)
-            if root is None or not isinstance(container, dict):
+            place = next((i for i, one in enumerate(optimizers) if one is owner), None)
+            is_own, is_modules = container is vars(owner), isinstance(owner, nn.Module)
+            if place is not None:
+                may_count = isinstance(container, dict)
+            else:  # of the user's own classes nobody knows what setting an item does
+                may_count = is_modules and not is_own and not isinstance(owner, Metric)
+                may_count = may_count and type(container) in _DICTS
+            if not may_count:
                 continue
-            torchs = TORCHS_OWN if container is vars(root) else ()
+            torchs = TORCHS_OWN if is_own else ()
             for key, value in container.items():
                 was = before.get(key)
                 kinds = {type(was), type(value)}
-                alike = kinds == {bool} or (kinds <= _NUMBERS and type(was) is not TracedNumber)
+                alike = kinds <= _NUMBERS and not isinstance(was, TracedNumber)
+                alike = alike or (kinds == {bool} and not is_modules)
                 if value is was or not alike or value == was or key in torchs:
                     continue
-                text = f"{name}.{key}" if container is vars(root) else f"{name}[{key!r}]"
-                if any(container is entry for entry in root.state.values()):  # of all parameters
-                    text = f"{type(root).__name__}.state[{key!r}]"
-                self.add(optimizers.index(root), text, container, key)
+                text = f"{name}.{key}" if is_own else f"{name}[{key!r}]"
+                entries = () if place is None else optimizers[place].state.values()
+                if any(container is entry for entry in entries):  # of all parameters
+                    text = f"{type(owner).__name__}.state[{key!r}]"
+                self.add(place, text, container, key)
+                if is_modules:
+                    keep(owner, text, container, key)
                 container[key], found = was, True
         return found
 
@@ -134,9 +163,9 @@ class Counts:
         """Whether a number is one of these."""
         return (id(container), key) in self._known
 
-    def _add(self, optimizer: int, name: str, container: dict[Any, Any], key: Any) -> None:
+    def _add(self, optimizer: int | None, name: str, container: dict[Any, Any], key: Any) -> None:
         value = container.get(key, MISSING)
-        for slot in self.slots:
+        for slot in self.slots if optimizer is not None else ():
             now = slot.value([])
             if (slot.optimizer, slot.name) == (optimizer, name) and repr(now) == repr(value):
                 slot.held.append((container, key))
@@ -145,8 +174,8 @@ class Counts:
 
     def forget(self) -> None:
         """The optimizers' state is another one."""
-        self.slots.clear()
-        self._known.clear()
+        self.slots[:] = [slot for slot in self.slots if slot.optimizer is None]
+        self._known = {(id(one), key) for slot in self.slots for one, key in slot.held}
 
 
 def _numbers_in(holder: Any, name: str) -> Iterator[tuple[str, dict[Any, Any], Any]]:
@@ -165,7 +194,7 @@ class SetCount:
 
     slot: CountSlot
     held: list[Held]
-    number: TracedNumber
+    number: Any
 
 
 class TracedCounts:
@@ -185,13 +214,17 @@ class TracedCounts:
                 container[key] = found
 
     def now(self) -> dict[tuple[int, Any], Any]:
-        """What is in each place, by the identity of its dict and the key."""
-        held = [one for slot, _ in self._traced for one in slot.held]
+        """What is in each place of optimizers, by the identity of its dict and the key."""
+        held = self._held_by_optimizers()
         return {(id(container), key): container.get(key) for container, key in held}
+
+    def _held_by_optimizers(self) -> list[Held]:
+        slots = (slot for slot, _ in self._traced if slot.optimizer is not None)
+        return [one for slot in slots for one in slot.held]
 
     def take_where(self, skipped: Tensor, before: dict[tuple[int, Any], Any]) -> None:
         """Let those that were set since be those from before, on steps that are skipped."""
-        for container, key in [one for slot, _ in self._traced for one in slot.held]:
+        for container, key in self._held_by_optimizers():
             container[key] = number_where(skipped, before[id(container), key], container[key])
 
     def changed(self) -> Iterator[SetCount]:
@@ -206,7 +239,8 @@ class TracedCounts:
                 now = container.get(key, MISSING)
                 if now is found:
                     continue
-                if not isinstance(now, (int, float)):
+                is_constant = slot.optimizer is None and type(now) in (str, bool, type(None))
+                if not (isinstance(now, (int, float)) or is_constant):
                     gone = "took it away" if now is MISSING else f"made it a {type(now).__name__}"
                     raise UnsupportedState(
                         f"{slot} is a Python number, and the step {gone}.",
@@ -214,10 +248,13 @@ class TracedCounts:
                     )
                 same = now.text if isinstance(now, TracedNumber) else repr(now)
                 if same not in several:
-                    traced = now if isinstance(now, TracedNumber) else constant_number(now)
-                    several[same] = SetCount(slot, [], traced)
+                    several[same] = SetCount(slot, [], now)
                 several[same].held.append((container, key))
             yield from several.values()
+
+    def hold(self, container: dict[Any, Any], key: Any) -> bool:
+        """Whether the step has found a traced number in a place."""
+        return any(one is container and name == key for one, name, _ in self._before)
 
     def restore(self) -> None:
         """Put the numbers back that were there."""

@@ -191,6 +191,13 @@ def _clamp(name: str, x: Any, min: Any = None, max: Any = None) -> Any:
     return _with_operands(torch.clamp, (x,), given)
 
 
+def _quantile(name: str, x: Tensor, q: Any, *rest: Any, **options: Any) -> Any:
+    """``quantile``, which takes a tensor of the input's type, and rounds a number to that."""
+    if not is_traced(q):
+        return NotImplemented
+    return getattr(torch, name)(x, tensor_or_value(q).to(x.dtype), *rest, **options)
+
+
 def as_tensor(value: Any) -> Any:
     """A number, or a Python number, as a float64 scalar."""
     value = tensor_or_value(value)
@@ -280,6 +287,7 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor", "new_tensor", "asarray"), _tensor),
     **dict.fromkeys(("__getitem__", "__setitem__"), _item),
     "batch_norm": _batch_norm,
+    **dict.fromkeys(("quantile", "nanquantile"), _quantile),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -30,7 +30,6 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     NumberGuard,
     Numbers,
     TracedNumber,
-    constant_number,
     number_where,
 )
 from fulgurite.backends.patches import MISSING
@@ -164,9 +163,18 @@ def _items(value: Any) -> Any:
 
 
 def install(
-    slots: Sequence[NumberSlot | CountSlot], vector: Tensor, optimizers: list[Optimizer]
+    slots: Sequence[NumberSlot | CountSlot],
+    vector: Tensor,
+    optimizers: list[Optimizer],
+    of_module: Callable[[CountSlot, float, Tensor, int], TracedNumber],
 ) -> tuple[list[NumberGuard], TracedCounts]:
     """Put traced numbers into the param groups, and where counts are.
+
+    Args:
+        slots: of the numbers, in the order of ``vector``.
+        vector: their values in the program, float64.
+        optimizers: which have them.
+        of_module: makes the number of a module's slot from its value, its tensor and its place.
 
     Returns:
         The list that guards are recorded in, and the counts.
@@ -175,6 +183,10 @@ def install(
     counts: list[tuple[CountSlot, TracedNumber | bool]] = []
     for i, slot in enumerate(slots):
         value = slot.value(optimizers)
+        if isinstance(slot, CountSlot) and slot.optimizer is None:
+            if type(value) in (int, float):
+                counts.append((slot, of_module(slot, value, vector[i], i)))
+            continue
         if value is MISSING:
             continue
         if isinstance(slot, CountSlot) and type(value) is bool:  # the vector has 0 or 1
@@ -265,7 +277,7 @@ class TracedGroup(dict[str, Any]):
 
 def set_numbers(
     groups: list[TracedGroup], line: UserLine | None
-) -> Iterator[tuple[TracedGroup, str, TracedNumber]]:
+) -> Iterator[tuple[TracedGroup, str, float]]:
     """The numbers of groups that the step set, which the host is to set after every step.
 
     Those that were not there are left out: see ``new_numbers``.
@@ -291,7 +303,7 @@ def set_numbers(
             at = group.lines.get(key) or line
             kept = at is not None and (at.file, at.function) in KEPT  # a counter's value
             if type(value) in kinds and not kept:
-                yield group, key, constant_number(value)
+                yield group, key, value
                 continue
             tensor = isinstance(value, Tensor)
             raise FrozenNumber(

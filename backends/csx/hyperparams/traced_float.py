@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fulgurite.backends.step_context import step_context
+
 Numbers = list[float]  # all numbers of all groups, in the order of their slots
 
 
@@ -225,6 +227,13 @@ def is_whole(number: Any) -> bool:
     return found
 
 
+def kind_of(number: TracedNumber) -> type[float]:
+    """Python's type of what a number stands for."""
+    if type(number.value) is bool:
+        return bool
+    return int if isinstance(number.value, int) else float
+
+
 def is_traced(value: object) -> bool:
     """Whether a value is a ``TracedNumber``, or a scalar computed from one."""
     return isinstance(value, TracedNumber) or (
@@ -312,8 +321,24 @@ def _text(value: Any) -> str:
     return value.text if isinstance(value, TracedNumber) else repr(value)
 
 
+def _on_whole(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An operation on bits, of numbers that are whole; the tensors of a trace are float64."""
+
+    def apply(left: Any, right: Any) -> Any:
+        if not isinstance(left, Tensor) and not isinstance(right, Tensor):
+            return operation(*(int(n) if n == int(n) else n for n in (left, right)))
+        with step_context.get().schedules.in_double():
+            pair = (n.to(torch.int64) if isinstance(n, Tensor) else n for n in (left, right))
+            return operation(*pair).to(torch.float64)
+
+    return apply
+
+
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
 for _name, _sign in {**_SIGNS, "pow": "**"}.items():
     _arithmetic(_name, _sign, getattr(operator, _name))
+_BITS = {"and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
+for _name, _sign in _BITS.items():
+    _arithmetic(_name.rstrip("_"), _sign, _on_whole(getattr(operator, _name)))
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     _comparison(_name, _sign, getattr(operator, _name))

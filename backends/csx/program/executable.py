@@ -88,6 +88,9 @@ class Executable:
         self._unseen = UnseenGradients(graph, sources.gradients)
         self._handover, self._announce = sources.gradients, scope.announcer()
         self._exchange = None if self._announce is None else _exchange(captured)
+        # numbers of modules are each process's own, as under stock
+        self._told = [i for i, one in enumerate(sources.numbers) if one.optimizer is not None]
+        self._tells_all = len(self._told) == len(sources.numbers)
         self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self.filled: list[Callable[[], None]] = []  # to be called after a run
         self._on_first_run: Callable[[bool], None] = _nothing  # is told whether it fills objects
@@ -166,7 +169,8 @@ class Executable:
         """
         self._handover.begin()
         if self._announce is not None and self._exchange is not None:
-            self._announce(self._exchange, vector)
+            told = vector if vector is None or self._tells_all else vector[self._told]
+            self._announce(self._exchange, told)
         gradients = [] if self._gradients is None else self._gradients.before()
         inputs = self._resident(vector, gradients)
         if self.written:
@@ -240,7 +244,7 @@ def _exchange(captured: CapturedStep) -> Exchange:
             name for i, name in names.items() if captured.graph.inputs[i].role is Role.PARAMETER
         ),
         own=frozenset(one.name for i, one in enumerate(graph.inputs) if i in own),
-        numbers=sources.numbers,
+        numbers=tuple(one for one in sources.numbers if one.optimizer is not None),
     )
 
 

@@ -154,7 +154,11 @@ class Guards:
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
         self.numbers = _number_guards(captured, scope)
-        self._run = [guard for one in read for guard in one.run]
+        first = {id(one.captured) for each in captured for one in each.births}
+        self._run = [guard for one in captured if not one.births for guard in one.assumptions.run]
+        self._run_later = [
+            g for one in captured if id(one) not in first for g in one.assumptions.run
+        ]
         # the places of state that first steps make, this program's own and those of others
         self._made = [first.is_due for one in captured for first in one.births]
         items = [item for one in captured for item in one.graph.inputs]
@@ -183,7 +187,7 @@ class Guards:
         if self.is_emptied():
             why = "there is not all of the state that a first step makes"
             return Misfit(StateChanged, why, is_phase=True)
-        if self._run and (other := self._answered_otherwise()):
+        if (self._run or self._run_later) and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
         if (change := self._scalars.changed_by_now()) is not None:
             return Misfit(StateChanged, change.what, is_phase=True, change=change)
@@ -221,7 +225,8 @@ class Guards:
     def _answered_otherwise(self) -> str | None:
         """What Python saw of counters of the run and would not see now; None: nothing."""
         now = read_numbers(self.numbers.slots, self._scope.optimizers)
-        return next((why for guard in self._run if (why := guard.broken(now))), None)
+        asked = self._run if any(is_due() for is_due in self._made) else self._run_later
+        return next((why for guard in asked if (why := guard.broken(now))), None)
 
     def check(self, conditions: Callable[[], Conditions]) -> None:
         """Compare what only code on the host changes.
@@ -290,7 +295,9 @@ class NumberGuards:
         """The guards that do not hold for these numbers, each with what no longer holds."""
         asked: tuple[NumberGuard, ...] = ()
         if self.counts:
-            asked = self.firsts if any(map(math.isnan, now)) else self.later
+            pairs = zip(self.slots, now, strict=False)
+            are_new = any(math.isnan(n) for slot, n in pairs if slot.optimizer is not None)
+            asked = self.firsts if are_new else self.later
         for guard in (*self.guards, *asked):
             if why := guard.broken(now):
                 yield guard, why

@@ -845,16 +845,17 @@ FROZEN = [
         """,
     ),
     _row(
-        "counter",
-        "`self.n += 1`",
+        "phase",
+        '`self.phase = "late"`: a string that the step changes',
         "happens_once",
-        "self.n += 1  # <-",
-        """
-        self.n += 1
-        loss = loss / self.n
+        'self.phase = "late"  # <-',
+        "",
+        bad_init='self.phase = "early"',
+        good_init='self.phase = "early"',
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.phase = "late"
         """,
-        bad_init="self.n = 0",
-        good_init='self.register_buffer("n", torch.zeros(()))',
     ),
     _row(
         "callback_metrics",

@@ -61,6 +61,7 @@ FORMS: dict[str, Any] = {
     "abs": lambda p, d, lr: d * abs(-lr) + d * divmod(lr, 0.001)[0],
     "foreach": lambda p, d, lr: torch._foreach_pow(1 + lr, [d])[0],
     "foreach scalars": lambda p, d, lr: torch._foreach_mul([d, p], [lr, 2.0])[0],
+    "quantile": lambda p, d, lr: torch.quantile(d, lr) + d.nanquantile(1 - lr),
     "in place": lambda p, d, lr: d.clone().addcmul_(p, p, value=lr).sub_(p, alpha=lr),
 }
 
