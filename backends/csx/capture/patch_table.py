@@ -43,6 +43,7 @@ from fulgurite.backends.csx.graph.fakes import laid_out_by_kernels
 from fulgurite.backends.csx.hyperparams.number_functions import traced_math
 from fulgurite.backends.csx.hyperparams.torch_optim import (
     as_operations,
+    averaged_models,
     eager_updates,
     fused_rounding,
     plain_library_code,
@@ -64,6 +65,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     yield from as_operations(fused_rounding(scope.optimizers))
     # torch.optim and BatchNorm: counts and numbers that are traced
     yield from eager_updates(scope.optimizers)
+    yield from averaged_models()  # torch.optim: an average looks at no count
     yield from laid_out_by_kernels()  # torch.fx: where results lie
     yield from traced_as_fakes()  # torch.fx: fakes in the place of state
     yield from unseen_clearing()  # torch: zero_grad() does not depend on what it clears

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
@@ -37,6 +37,7 @@ from torch.optim import (
     rmsprop,
     sgd,
 )
+from torch.optim.swa_utils import AveragedModel
 from torch.utils import checkpoint
 
 from fulgurite.backends.csx.diagnostics.user_lines import modules_under
@@ -46,6 +47,7 @@ from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, Updat
 from fulgurite.backends.csx.hyperparams.number_functions import as_tensor, widened
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.step_context import step_context
 from fulgurite.backends.torch_versions import CHECKED, CHECKPOINTING, last_node
 
 TRACEABLE: dict[Any, Any] = {
@@ -136,6 +138,54 @@ def _unchecked(is_all_true: Callable[[Tensor], Tensor]) -> Callable[[Tensor], An
         return True if isinstance(valid, FakeTensor) else is_all_true(valid)
 
     return checked
+
+
+class _Averaged:
+    """Stands for ``AveragedModel.n_averaged``: there is an average, which one step more counts."""
+
+    def __init__(self, count: Tensor) -> None:
+        self._count = count
+
+    def __eq__(self, other: object) -> bool:
+        return False  # to 0: what a first update gives is chosen after it
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+    def to(self, device: Any) -> Tensor:
+        """The count, for the formula of an average."""
+        with step_context.get().schedules.in_double():
+            return as_number(self._count.to(torch.float64), whole=True)
+
+    def __iadd__(self, more: int) -> Tensor:
+        return self._count.add_(more)
+
+
+def averaged_models() -> Iterator[Patch]:
+    """A patch by which ``AveragedModel.update_parameters`` looks at no count."""
+    update = AveragedModel.update_parameters
+
+    def parts(model: nn.Module, use_buffers: bool) -> list[Tensor]:
+        buffers = model.buffers() if use_buffers else ()
+        return [one.detach() for one in (*model.parameters(), *buffers)]
+
+    def static(self: AveragedModel, model: nn.Module) -> None:
+        count: Tensor = self.n_averaged
+        is_first = count == 0
+        vars(self)["n_averaged"] = _Averaged(count)
+        try:
+            update(self, model)
+        finally:
+            del vars(self)["n_averaged"]
+        own = parts(self.module, self.use_buffers)
+        for average, current in zip(own, parts(model, self.use_buffers), strict=True):
+            average.copy_(torch.where(is_first, current, average))
+
+    why = "the first update would be told from others by a value"
+    given = {"update_parameters": static}
+    yield from patches_of(AveragedModel, given, why=why, checked=CHECKED)
 
 
 def plain_library_code() -> Iterator[Patch]:

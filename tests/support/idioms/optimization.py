@@ -282,6 +282,24 @@ class WeightAverage(Example):
         self.average.update_parameters(self.net)
 
 
+class WeightAverageInStep(Example):
+    """`swa_utils.AveragedModel` updated in the step, by each of its formulas"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = AveragedModel(self.net, use_buffers=True)
+        self.moving = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        self.own = AveragedModel(self.net, avg_fn=lambda a, p, n: a + (p - a) / (n + 2))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        averages = (self.plain, self.moving, self.own)
+        for average in averages:
+            average.update_parameters(self.net)
+        with torch.no_grad():
+            taught = [average(x) for average in averages]
+        return super().loss(x, y) + sum(F.mse_loss(self.net(x), one) for one in taught)
+
+
 class Frozen(Example):
     """A frozen part: `requires_grad_(False)` in `__init__`, optimizer over the rest"""
 
