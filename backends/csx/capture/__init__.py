@@ -42,7 +42,6 @@ from fulgurite.backends.csx.capture.lightning_scope import step_clears as step_c
 from fulgurite.backends.csx.capture.recording import Outputs as Outputs
 from fulgurite.backends.csx.capture.recording import Recording as Recording
 from fulgurite.backends.csx.capture.recording import output_writer as output_writer
-from fulgurite.backends.csx.capture.recording import pass_through_values as pass_through_values
 from fulgurite.backends.csx.capture.recording import result_of as result_of
 from fulgurite.backends.csx.capture.scope import Exchange as Exchange
 from fulgurite.backends.csx.capture.scope import Scope as Scope

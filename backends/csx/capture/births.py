@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.comparison import PLAIN, same_operations, same_results
-from fulgurite.backends.csx.capture.recording import Output, Recording, pass_through_values
+from fulgurite.backends.csx.capture.recording import Output, Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Result, Trace
 from fulgurite.backends.csx.contract import code_of_zeros, holds_tensors, misuse
@@ -30,6 +30,8 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input
 from fulgurite.backends.csx.graph.op_schema import memory_of, written_nodes
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
+from fulgurite.backends.csx.hyperparams.traced_float import as_number
+from fulgurite.backends.csx.objects import pass_through_values
 from fulgurite.backends.csx.state import NewPlace, Place, brief
 from fulgurite.backends.patches import MISSING
 
@@ -228,9 +230,8 @@ class Birth:
             return self._passed[leaf.index - computed]
         example = self._results[leaf.index].example
         # no value is needed: the step is only traced with them there
-        if leaf.kind is not None:
-            return leaf.kind(0)
-        return torch.zeros(example.shape, dtype=example.dtype)
+        made = torch.zeros(example.shape, dtype=example.dtype)
+        return made if leaf.kind is None else as_number(made, leaf.kind is int)
 
     def is_read(self, now: Recording) -> bool:
         """Whether a later trace, which found tensors there, is another program."""
@@ -274,7 +275,9 @@ class Birth:
     def error(self, graph: fx.Graph, inputs: Sequence[Input]) -> TraceError:
         """The error, where the trace of this graph, too, fills places that it may read."""
         if not self._all():  # flags alone
-            remedy = "batch_idx % 2, which a step may ask; or a buffer, and torch.where"
+            remedy = (
+                "a number that counts: self.n += 1, and if self.n % 2; or a buffer, and torch.where"
+            )
             found = {"added": "another value", "attribute": self._flags[0][0].name}
             return misuse("born", None, remedy=remedy, **found)
         place, _, value = self._all()[0]

@@ -40,11 +40,10 @@ from fulgurite.backends.csx.capture.scope import (
     undo_on_failure,
 )
 from fulgurite.backends.csx.capture.side_effects import (
-    CountFound,
     refuse_other_effects,
     release_rebound,
 )
-from fulgurite.backends.csx.capture.step_inputs import idle_optimizers
+from fulgurite.backends.csx.capture.step_inputs import CountFound, idle_optimizers
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
     Access,

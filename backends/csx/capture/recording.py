@@ -37,8 +37,13 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import arguments_read, is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, kind_of
-from fulgurite.backends.csx.objects import container_at
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    TracedNumber,
+    as_number,
+    is_traced,
+    kind_of,
+    tensor_or_value,
+)
 from fulgurite.backends.csx.state import (
     Owner,
     Place,
@@ -77,6 +82,7 @@ class Output:
 
     index: int
     kind: type[float] | None = None  # Python's, of what eagerly is a number
+    is_tensor: bool = False  # such a one that stays a tensor, which a later step finds
 
 
 def make_outputs(
@@ -89,8 +95,9 @@ def make_outputs(
     places, values = effects.places_and_values()
     tree = {
         "result": result,
-        "attributes": values,
-        "lists": effects.list_values,
+        # a later step may read what is there: as state, which numbers of Python's are not
+        "attributes": pytree.tree_map(tensor_or_value, values),
+        "lists": pytree.tree_map(tensor_or_value, effects.list_values),
         "calls": [call.value for call in calls],
     }
     leaves, spec = pytree.tree_flatten(_with_plain_keys(tree))
@@ -134,8 +141,8 @@ def _numbered(
                 alias = storage_of(value) in of_inputs
                 tensors.append(value.detach().clone() if alias else value.detach())
             value = known[id(value)]
-        if isinstance(leaf, TracedNumber) and isinstance(value, Output):
-            value = Output(value.index, kind_of(leaf))
+        if isinstance(value, Output) and is_traced(leaf):
+            value = Output(value.index, kind_of(leaf), not isinstance(leaf, TracedNumber))
         kept.append(value)
     for number, places in enumerate(passed.values(), start=len(tensors)):
         for place in places:
@@ -179,27 +186,6 @@ def output_writer(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, A
     return build
 
 
-def pass_through_values(
-    sources: Sequence[PassThrough], batch: Any, given: Any, asked: Callable[[str], Any]
-) -> list[Any]:
-    """What this call has for the sources of ``Outputs.passed``.
-
-    Args:
-        sources: these.
-        batch: of the structure that the program was traced with.
-        given: the batch as it came, whose containers the step may change.
-        asked: gives the others, by name.
-    """
-    leaves = pytree.tree_leaves(batch)
-
-    def value(source: PassThrough) -> Any:
-        if isinstance(source, tuple):
-            return container_at(given, source)
-        return leaves[source] if isinstance(source, int) else asked(source)
-
-    return [value(source) for source in sources]
-
-
 def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:
     """A function that makes the step's result of a program's outputs, and does nothing else."""
     return _filler(outputs.template()["result"])
@@ -209,6 +195,8 @@ def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
     """A function from a program's outputs to a copy of ``template`` with them in it."""
     if isinstance(template, Output):
         index, number = template.index, template.kind
+        if number is not None and template.is_tensor:
+            return lambda tensors: as_number(tensors[index], number is int)
         if number is not None:
             return lambda tensors: number(tensors[index].item())
         return lambda tensors: tensors[index]

@@ -20,22 +20,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, NumberCall
+from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall
 from fulgurite.backends.csx.capture.metrics import metric_calls
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState, Scope
-from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.contract import Attributes, Observers, holds_traced, misuse
+from fulgurite.backends.csx.capture.step_inputs import StepInputs, numbers_set
+from fulgurite.backends.csx.contract import Observers, holds_traced, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.hyperparams.counts import keep
 from fulgurite.backends.csx.hyperparams.slots import (
     is_number,
     new_numbers,
-    set_numbers,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, plain
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    plain,
+    tensor_or_value,
+)
 from fulgurite.backends.csx.objects import (
     AttributeTree,
     TreeChanges,
@@ -117,7 +118,7 @@ def collect(
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     with observers.mode.in_double():
-        numbers = _numbers_set(inputs, host, observers.attributes)
+        numbers = numbers_set(inputs, host, observers.attributes)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)
@@ -163,44 +164,6 @@ def _refuse_lasting(
                 raise misuse("born_shared", line(place, value), **found)
 
 
-class CountFound(Exception):
-    """A step changed a number that an optimizer or a module keeps: traced again, it is an input."""
-
-
-def _numbers_set(inputs: StepInputs, host: HostState, attributes: Attributes) -> list[NumberCall]:
-    """What is set on the host for numbers that the step changed; CountFound: one was no input."""
-    scope = host.scope
-    calls = [
-        NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
-        for group, key, number in set_numbers(inputs.groups, scope.line_of("training_step"))
-    ]
-    calls += [
-        NumberCall(str(one.slot), one.slot, one.held, one.number) for one in inputs.counts.changed()
-    ]
-    inputs.counts.restore()
-    groups = {id(group.own) for group in inputs.groups}
-    others = (
-        one
-        for one in host.snapshot.containers()
-        if id(one[0]) not in groups and (scope.python_runs_once or isinstance(one[3], Optimizer))
-    )
-    found = scope.counts.find_changed(others, scope.optimizers)
-    for write, now, is_asked in attributes.numbers.settle() if scope.python_runs_once else ():
-        held = write.container, write.name
-        if inputs.counts.hold(*held):
-            continue
-        write.undo()
-        if is_asked:
-            scope.counts.add(None, write.where, *held)
-            found = True
-        if isinstance(now, TracedNumber) or is_asked:
-            keep(write.module, write.where, *held)
-        calls.append(NumberCall(write.where, None, [held], now))
-    if found:
-        raise CountFound
-    return calls
-
-
 def sort_state(
     inputs: StepInputs,
     module: nn.Module,
@@ -228,7 +191,7 @@ def sort_state(
     writes: list[tuple[Tensor, Tensor]] = []
     for held in [held for item in inputs.state for held in item.tensors]:
         known.update(held.places)
-        now: list[Any] = [place.get() for place in held.places]
+        now: list[Any] = [tensor_or_value(place.get()) for place in held.places]
         if all(value is held.tensor for value in now):
             continue
         is_modules = all(

@@ -15,14 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import Optimizer
 
+from fulgurite.backends.csx.capture.host_calls import NumberCall
 from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.scope import HostState, Scope
+from fulgurite.backends.csx.contract import Attributes
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes
-from fulgurite.backends.csx.hyperparams.counts import CountSlot, TracedCounts
+from fulgurite.backends.csx.hyperparams.counts import CountSlot, KeptNumber, TracedCounts, keep
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -31,6 +34,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     install,
     number_slots,
     read_numbers,
+    set_numbers,
     traced_groups,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, TracedNumber
@@ -66,7 +70,7 @@ class StepInputs:
     Attributes:
         items: the graph's inputs.
         state: what the inputs of kind STATE stand for, by ``Input.index``.
-        guards: what Python saw of numbers that may change.
+        guards: what Python saw of numbers that may change; run_guards: of those of every step.
         groups: the optimizers' param groups while the step ran; counts: their other numbers.
         nodes: the input of each state tensor, by its identity; values: its real tensor.
         memory: the identity of each input's memory, while the step runs.
@@ -94,7 +98,7 @@ class StepInputs:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # of torch's own: ``results_of`` keeps what comes again
         self.items = list(self._make_items())
-        self.guards: list[NumberGuard] = []
+        self.guards, self.run_guards = list[NumberGuard](), list[NumberGuard]()
         self.groups: list[TracedGroup] = []
         self.counts = TracedCounts([])
         self.nodes: dict[int, fx.Node] = {}
@@ -307,3 +311,57 @@ def _roles(scope: Scope, parameters: Iterable[Tensor]) -> Callable[[StateInput],
         return Role.OPTIMIZER if item.name.startswith(optimizers) else Role.OTHER
 
     return role
+
+
+class CountFound(Exception):
+    """A step changed a number that an optimizer or a module keeps: traced again, it is an input."""
+
+
+def numbers_set(inputs: StepInputs, host: HostState, attributes: Attributes) -> list[NumberCall]:
+    """What is set on the host for numbers that the step changed; CountFound: one was no input."""
+    scope = host.scope
+    calls = [
+        NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
+        for group, key, number in set_numbers(inputs.groups, scope.line_of("training_step"))
+    ]
+    calls += [
+        NumberCall(str(one.slot), one.slot, one.held, one.number) for one in inputs.counts.changed()
+    ]
+    inputs.counts.restore()
+    groups = {id(group.own) for group in inputs.groups}
+    made, is_first = list[KeptNumber](), host.first is None
+    followed = is_first and scope.python_runs_once  # else what changes stays, or is a difference
+    others = (
+        one
+        for one in host.snapshot.containers()
+        if id(one[0]) not in groups and (followed or isinstance(one[3], Optimizer))
+    )
+    found = scope.counts.find_changed(others, scope.optimizers, made)
+    for number in made:
+        calls.append(_call_of_made(number, inputs, attributes))
+    for write, now, is_asked in attributes.numbers.settle() if scope.python_runs_once else ():
+        number = KeptNumber(write.module, write.where, write.container, write.name)
+        if inputs.counts.hold(number.container, number.key):
+            continue
+        write.undo()
+        if is_asked and is_first:
+            scope.counts.add(None, number.name, number.container, number.key)
+            found = True
+        if isinstance(now, TracedNumber) or is_asked:
+            keep(number)
+        calls.append(NumberCall(number.name, None, [(number.container, number.key)], now))
+    if found:
+        raise CountFound
+    return calls
+
+
+def _call_of_made(number: KeptNumber, inputs: StepInputs, attributes: Attributes) -> NumberCall:
+    """What puts a number into a dict of a module that had none there: another program finds it."""
+    container, key = number.container, number.key
+    value = dict.pop(container, key)
+    text = f"whether {number.name} is there"
+    inputs.run_guards.append(NumberGuard(text, lambda _: key in container, False))
+    left = value.value if isinstance(value, TracedNumber) else value
+    attributes.numbers.made.append((Place(container, key, number.name), MISSING, left))
+    keep(number)
+    return NumberCall(number.name, None, [(container, key)], value)

@@ -145,7 +145,7 @@ class Trace:
             notes_results=first is None or scope.fp16_type is not None,  # a scale looks at memory
         )
         self.answers: dict[tuple[str, str], Any] = {}
-        self.run_guards: list[NumberGuard] = []
+        self.run_guards = self.inputs.run_guards
         self.run_numbers: list[tuple[str, Callable[..., object], UserLine | None]] = []
 
     def run_number(self, name: str, now: int, value: int, note: Callable[..., object]) -> RunNumber:
@@ -163,7 +163,7 @@ class Trace:
             tensor = self._counters[name].to(torch.float64)
             tensor = tensor + more if more else tensor
         number = RunNumber(value, tensor, self.run_guards, self._asked(name, more), name)
-        number.note = note
+        number.note, number.may_grow = note, False
         if (line := self.observers.line()) is not None:
             FOLLOWED.add((line.file, line.function))
         # not the number itself: it holds a tensor, which would be looked for as one that leaked
@@ -179,7 +179,7 @@ class Trace:
         text = f"the type of {slot}"
         self.run_guards.append(NumberGuard(text, lambda _: type(container.get(key)), kind))
         number = RunNumber(value, tensor, self.run_guards, operator.itemgetter(place), str(slot))
-        number.note = noting(str(slot), value)
+        number.note, number.may_grow = noting(str(slot), value), True
         return number
 
     def note_unseen_reads(self, graph: Graph) -> None:

@@ -51,7 +51,7 @@ from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.hyperparams.run_numbers import FOLLOWED, RunNumber
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, tensor_or_value
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,
@@ -191,7 +191,7 @@ _OF_TRAINING: dict[str, type[nn.Module]] = {"p": _DropoutNd, "momentum": _NormBa
 
 @dataclass
 class SetNumbers:
-    """The numbers that the user's code has put into attributes.
+    """The numbers and flags that the user's code has put into attributes.
 
     Args:
         reads: the scalars that it has asked for.
@@ -199,11 +199,13 @@ class SetNumbers:
     Attributes:
         written: the first write to each.
         left: what is there when the step has run, as Python's own numbers.
+        made: those in dicts, where there were none: each what was there, and what is left.
     """
 
     reads: Mapping[_Key, Access]
     written: dict[_Key, Access] = field(default_factory=dict)
     left: dict[_Key, Any] = field(default_factory=dict)
+    made: list[tuple[Place, Any, Any]] = field(default_factory=list)
 
     def settle(self) -> Iterator[tuple[Access, Any, bool]]:
         """Those that are there when the step has run.
@@ -212,7 +214,11 @@ class SetNumbers:
         """
         for key, write in self.written.items():
             now, asked = write.container.get(write.name), key in self.reads
-            if _is_number(now) and not (asked and is_same_scalar(now, write.before)):
+            if type(now) is bool:  # one that the code has asked for has a program for each value
+                is_set = not asked
+            else:
+                is_set = _is_number(now) and not (asked and is_same_scalar(now, write.before))
+            if is_set:
                 self.left[key] = now.value if isinstance(now, TracedNumber) else now
                 yield write, now, asked and _is_number(write.before)
 
@@ -222,9 +228,6 @@ class Attributes:
 
     Args:
         root: the module that holds them all.
-
-    Attributes:
-        numbers: those that the step has put there.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -232,7 +235,7 @@ class Attributes:
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._reads: dict[_Key, Access] = {}
         self._writes: dict[_Key, Access] = {}  # by the user: the line is the last write's
-        self.numbers = SetNumbers(self._reads)
+        self.numbers = SetNumbers(self._reads)  # that the step has put there
         self._written: set[_Key] = set()  # by anybody
         self._lists: dict[_Key, tuple[nn.Module, WatchedList]] = {}
         self._parameters: dict[_Key, Access] = {}  # written by the user
@@ -285,7 +288,9 @@ class Attributes:
 
     def _note_read(self, module: nn.Module, name: str, value: Any) -> None:
         key = (id(module), name)
-        if key in self._reads or key in self._written or key[0] not in self._paths:
+        if key in self._reads or key in self._written or key in self.numbers.written:
+            return
+        if key[0] not in self._paths:
             return
         own = value is MISSING or name in vars(module) or name in module._buffers
         own = own or scalar_of_class(cast(Any, type(module)), name) is not MISSING
@@ -310,7 +315,7 @@ class Attributes:
         is_users = key[0] in self._paths and not is_library(caller(sys._getframe(2)))
         if is_users and key in self._reads:
             value = operand(value)  # else it is that of each batch
-        if is_users and _is_number(value):
+        if is_users and (_is_number(value) or type(value) is bool):
             self.numbers.written.setdefault(key, self._access(module, name, now))
         if now is value or (is_scalar(now) and is_same_scalar(value, now)):
             return value  # so that it is compared from now on: a hook may change it
@@ -367,7 +372,8 @@ class Attributes:
             now = read.now()
             if holds_traced(now):
                 place = Place(read.container, read.name, read.where)
-                tensors = [one for one in pytree.tree_leaves(now) if isinstance(one, Tensor)]
+                leaves = map(tensor_or_value, pytree.tree_leaves(now))
+                tensors = [one for one in leaves if isinstance(one, Tensor)]
                 if all(map(is_constant, tensors)):
                     effects.tables.append(place)
                 else:
@@ -402,11 +408,9 @@ class Attributes:
 
         Each with what was there before, and what is now; no tensors.
         """
-        changed = [
-            (one, self.numbers.left.get(key, one.container.get(one.name, MISSING)))
-            for key, one in self._writes.items()
-        ]
-        return [
+        left, writes = self.numbers.left, self._writes.items()
+        changed = [(one, left.get(k, one.container.get(one.name, MISSING))) for k, one in writes]
+        return self.numbers.made + [
             (Place(one.container, one.name, one.where), one.before, now)
             for one, now in changed
             if now is not one.before

@@ -320,11 +320,11 @@ def warn_of_types(codes: Iterable[CodeType], followed: Iterable[Any]) -> None:
 def noting(name: str, seen: float, remedy: str = _COUNT) -> Callable[..., None]:
     """What is called where Python takes the value of a number that changes from step to step."""
 
-    def note(line: UserLine | None = None) -> None:
+    def note(line: UserLine | None = None, value: float | None = None) -> None:
         found = line or refused_at(name) or user_line()
         if found is not None:
             KEPT.add((found.file, found.function))
-        warn_frozen(name, seen, remedy, line=found)
+        warn_frozen(name, seen if value is None else value, remedy, line=found)
 
     return note
 

@@ -50,7 +50,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, r
 from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
 from fulgurite.backends.csx.hyperparams.number_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
-from fulgurite.backends.csx.hyperparams.traced_float import is_traced
+from fulgurite.backends.csx.hyperparams.traced_float import is_traced, tensor_or_value
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.patches import Patch, patches_of
 from fulgurite.backends.torch_versions import CHECKED
@@ -178,7 +178,8 @@ class Contract(TorchFunctionMode):
             return None if result is None else result.to(STAND_IN)
         static = STATIC_FORMS.get(func)
         if static is not None:
-            override = self._run(static, func, args, kwargs)
+            given = pytree.tree_map(tensor_or_value, (args, kwargs))  # C would take their values
+            override = self._run(static, func, *given)
             if override is not NotImplemented:
                 return override
         run = functools.partial(call_with_numbers, func)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fulgurite.backends.csx.contract.proxies import holds_tensors
 from fulgurite.backends.csx.graph.lstm import lstm
 from fulgurite.backends.csx.hyperparams.torch_optim import without_mkldnn
-from fulgurite.backends.csx.hyperparams.traced_float import is_traced
+from fulgurite.backends.csx.hyperparams.traced_float import is_traced, is_whole, tensor_or_value
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 
@@ -120,6 +120,9 @@ def _stacked(args: Any, kwargs: Any) -> Any:
     def built(data: Any) -> Tensor:
         if isinstance(data, (list, tuple)):
             return torch.stack([built(item) for item in data])
+        if is_traced(data):
+            number: Tensor = tensor_or_value(data)
+            return number.to(torch.int64 if is_whole(data) else torch.get_default_dtype())
         return data.detach() if isinstance(data, Tensor) else torch.tensor(data)
 
     data = args[0] if args else kwargs["data"]

@@ -207,6 +207,7 @@ def _counter_proxy() -> type[Any]:
         body[f"__r{name}__"] = _forward(function, swapped=True, take=operand)
     for alone in (*_COMPARISON, bool, operator.neg, operator.abs):
         body[f"__{alone.__name__}__"] = _forward(alone, take=operand)
+    body["__pow__"] = _forward(pow, take=operand)  # which may have a modulus
     return type("_ValueProxyInt", (PROXIES[int],), body)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,14 +32,24 @@ Held = tuple[dict[Any, Any], Any]
 
 _DICTS = (dict, defaultdict, OrderedDict, Counter)
 _NUMBERS = {int, float, TracedNumber, RunNumber}
-OF_MODULES: dict[tuple[int, Any], tuple[object, str, dict[Any, Any], Any]] = {}
-"""Numbers of modules that steps of this run compute: the module, the name in messages, the dict and
-the key, by the dict's identity and the key."""
 
 
-def keep(owner: object, name: str, container: dict[Any, Any], key: Any) -> None:
+class KeptNumber(NamedTuple):
+    """A number that a step leaves in a module: whose it is, its name in messages, dict and key."""
+
+    owner: object
+    name: str
+    container: dict[Any, Any]
+    key: Any
+
+
+OF_MODULES: dict[tuple[int, Any], KeptNumber] = {}
+"""Those that steps of this run compute, by the dict's identity and the key."""
+
+
+def keep(number: KeptNumber) -> None:
     """Note a number that a step computes and leaves in a module: steps of others may ask for it."""
-    OF_MODULES[id(container), key] = owner, name, container, key
+    OF_MODULES[id(number.container), number.key] = number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,9 +117,9 @@ class Counts:
     def find_kept(self, modules: Iterable[nn.Module]) -> None:
         """Look for numbers that steps of another scope have set in attributes of modules."""
         own = set(map(id, modules))
-        for owner, name, container, key in OF_MODULES.values():
-            if id(owner) in own and type(container.get(key)) in (int, float):
-                self.add(None, name, container, key)
+        for one in OF_MODULES.values():
+            if id(one.owner) in own and type(one.container.get(one.key)) in (int, float):
+                self.add(None, one.name, one.container, one.key)
 
     def add(self, optimizer: int | None, name: str, container: dict[Any, Any], key: Any) -> None:
         """One more number, which a step has changed or made."""
@@ -118,7 +128,10 @@ class Counts:
             self._add(optimizer, name, container, key)
 
     def find_changed(
-        self, containers: Iterable[tuple[Any, Any, str, object]], optimizers: list[Optimizer]
+        self,
+        containers: Iterable[tuple[Any, Any, str, object]],
+        optimizers: list[Optimizer],
+        made: list[KeptNumber],
     ) -> bool:
         """Look for numbers and flags that a step has changed, and put back what they were.
 
@@ -126,9 +139,10 @@ class Counts:
             containers: what optimizers and modules hold: each, what was in it, its name and whose
                 it is. Attributes of modules are not looked at.
             optimizers: all of them.
+            made: receives numbers of modules that were not there.
 
         Returns:
-            Whether there are some.
+            Whether there are some that were.
         """
         found = False
         for container, before, name, owner in containers:
@@ -139,15 +153,13 @@ class Counts:
             else:  # of the user's own classes nobody knows what setting an item does
                 may_count = is_modules and not is_own and not isinstance(owner, Metric)
                 may_count = may_count and type(container) in _DICTS
-            if not may_count:
-                continue
-            torchs = TORCHS_OWN if is_own else ()
-            for key, value in container.items():
-                was = before.get(key)
-                kinds = {type(was), type(value)}
+            for key, value in [*container.items()] if may_count else ():
+                was, kinds = before.get(key), {type(before.get(key)), type(value)}
                 alike = kinds <= _NUMBERS and not isinstance(was, TracedNumber)
                 alike = alike or (kinds == {bool} and not is_modules)
-                if value is was or not alike or value == was or key in torchs:
+                if is_modules and key not in before and type(value) in _NUMBERS:
+                    made.append(KeptNumber(owner, f"{name}[{key!r}]", container, key))
+                if value is was or not alike or value == was or (is_own and key in TORCHS_OWN):
                     continue
                 text = f"{name}.{key}" if is_own else f"{name}[{key!r}]"
                 entries = () if place is None else optimizers[place].state.values()
@@ -155,7 +167,7 @@ class Counts:
                     text = f"{type(owner).__name__}.state[{key!r}]"
                 self.add(place, text, container, key)
                 if is_modules:
-                    keep(owner, text, container, key)
+                    keep(KeptNumber(owner, text, container, key))
                 container[key], found = was, True
         return found
 

@@ -198,6 +198,13 @@ def _quantile(name: str, x: Tensor, q: Any, *rest: Any, **options: Any) -> Any:
     return getattr(torch, name)(x, tensor_or_value(q).to(x.dtype), *rest, **options)
 
 
+def _scatter(name: str, x: Tensor, dim: Any, index: Tensor, src: Any, **options: Any) -> Any:
+    """``scatter`` of a number, which is one for each place."""
+    if not is_traced(src):
+        return NotImplemented
+    return x.scatter(dim, index, tensor_or_value(src).to(x.dtype).expand(index.shape), **options)
+
+
 def as_tensor(value: Any) -> Any:
     """A number, or a Python number, as a float64 scalar."""
     value = tensor_or_value(value)
@@ -287,6 +294,7 @@ _OVERRIDES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor", "new_tensor", "asarray"), _tensor),
     **dict.fromkeys(("__getitem__", "__setitem__"), _item),
     "batch_norm": _batch_norm,
+    "scatter": _scatter,
     **dict.fromkeys(("quantile", "nanquantile"), _quantile),
 }
 

@@ -46,19 +46,22 @@ class RunNumber(TracedNumber):
     ) -> RunNumber:
         """What follows from it is one too."""
         made = RunNumber(value, tensor, self.guards, compute, text)
-        made.note = self.note
+        made.note, made.may_grow = self.note, self.may_grow
         return made
 
     def observe(self, text: str, look: Callable[[float], Any]) -> Any:
         """What ``look`` sees: an answer is a guard, a value is kept."""
         if isinstance(result := look(self.value), bool):
             return super().observe(text, look)
-        self.note()
+        self._note()
         return result
 
     def _kept(self) -> float:
-        self.note()
+        self._note()
         return self.value
+
+    def _note(self) -> None:
+        self.note(value=self.value if self.may_grow else None)
 
     def __hash__(self) -> int:
         return hash(self._kept())

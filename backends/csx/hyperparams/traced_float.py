@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.step_context import step_context
 
 Numbers = list[float]  # all numbers of all groups, in the order of their slots
@@ -48,6 +50,25 @@ class NumberGuard:
         return f"{self.text} was {self.result} when traced, and now is {now}"
 
 
+EXACT = 2**53
+"""Whole numbers up to this one are exact in float64, which they are in a program."""
+
+
+def check_exact(value: Any, text: str) -> None:
+    """Verify that a program has a number exactly.
+
+    Raises:
+        UnsupportedState: it is whole, and too large.
+    """
+    if type(value) is int and abs(value) >= EXACT:
+        raise UnsupportedState(
+            f"{text} is {value}: a program has whole numbers up to 2**53.",
+            line=user_line(),
+            remedy="smaller ones, or integer tensors (int64); or a host hook such as"
+            " on_train_batch_end, where Python computes",
+        )
+
+
 class TracedNumber(float):
     """A float that knows the tensor it stands for, and how to compute itself from the numbers.
 
@@ -64,6 +85,7 @@ class TracedNumber(float):
     guards: list[NumberGuard]
     compute: Callable[[Numbers], float]
     text: str
+    may_grow: bool = False  # a number that steps may make larger and larger
     is_of_run: ClassVar[bool] = False  # a counter of the run: what Python sees is asked every step
 
     def __new__(
@@ -227,8 +249,10 @@ def is_whole(number: Any) -> bool:
     return found
 
 
-def kind_of(number: TracedNumber) -> type[float]:
-    """Python's type of what a number stands for."""
+def kind_of(number: Any) -> type[float]:
+    """Python's type of what a number stands for, or a scalar computed from one."""
+    if not isinstance(number, TracedNumber):
+        return int if is_whole(number) else float
     if type(number.value) is bool:
         return bool
     return int if isinstance(number.value, int) else float
@@ -257,14 +281,29 @@ def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
             return NotImplemented
         left, right = (other, self) if swapped else (self, other)
         left_compute, right_compute = computation(left), computation(right)
-        return _first_of_run(self, other).derived(
-            operation(_value(left), _value(right)),
-            operation(tensor_or_value(left), tensor_or_value(right)),
-            lambda numbers: operation(left_compute(numbers), right_compute(numbers)),
-            f"({_text(left)} {sign} {_text(right)})",
-        )
 
-    setattr(TracedNumber, f"__{name}__", lambda self, other: combine(self, other, False))
+        def compute(numbers: Numbers) -> Any:
+            return operation(left_compute(numbers), right_compute(numbers))
+
+        value = operation(_value(left), _value(right))
+        text = f"({_text(left)} {sign} {_text(right)})"
+        first = _first_of_run(self, other)
+        grows = self.may_grow or (isinstance(other, TracedNumber) and other.may_grow)
+        if grows and type(value) is int and name in _GROWING:
+            check_exact(value, text)
+            guard = NumberGuard(f"{text} < 2**53", lambda n: abs(compute(n)) < EXACT, True)
+            first.guards.append(guard)
+        check_exact(_value(other), _text(other))
+        tensor = operation(tensor_or_value(left), tensor_or_value(right))
+        made = first.derived(value, tensor, compute, text)
+        made.may_grow = grows
+        return made
+
+    def forward(self: TracedNumber, other: Any, *modulus: Any) -> Any:  # pow() takes one
+        found = combine(self, other, False)
+        return found % modulus[0] if modulus else found
+
+    setattr(TracedNumber, f"__{name}__", forward)
     setattr(TracedNumber, f"__r{name}__", lambda self, other: combine(self, other, True))
 
 
@@ -317,6 +356,13 @@ def tensor_or_value(value: Any) -> Any:
     return value.tensor if isinstance(value, TracedNumber) else value
 
 
+def tensor_of_its_own(value: Any) -> Any:
+    """A scalar for a place that a number is put into, which shares no memory with another place."""
+    if not isinstance(value, TracedNumber):
+        return value
+    return as_number(value.tensor.clone(), is_whole(value))
+
+
 def _text(value: Any) -> str:
     return value.text if isinstance(value, TracedNumber) else repr(value)
 
@@ -334,6 +380,7 @@ def _on_whole(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return apply
 
 
+_GROWING = {"mul", "pow", "lshift"}
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
 for _name, _sign in {**_SIGNS, "pow": "**"}.items():
     _arithmetic(_name, _sign, getattr(operator, _name))

@@ -14,6 +14,9 @@ readable       what the host may have changed that the step can read
 
 from fulgurite.backends.csx.objects.batch_objects import BatchObjects as BatchObjects
 from fulgurite.backends.csx.objects.batch_objects import keystr as keystr
+from fulgurite.backends.csx.objects.batch_objects import (
+    pass_through_values as pass_through_values,
+)
 from fulgurite.backends.csx.objects.batch_spec import CONSTANTS as CONSTANTS
 from fulgurite.backends.csx.objects.batch_spec import SHAPES as SHAPES
 from fulgurite.backends.csx.objects.batch_spec import BatchChanges as BatchChanges
@@ -22,7 +25,6 @@ from fulgurite.backends.csx.objects.batch_spec import Leaf as Leaf
 from fulgurite.backends.csx.objects.batch_spec import Path as Path
 from fulgurite.backends.csx.objects.batch_spec import Shapes as Shapes
 from fulgurite.backends.csx.objects.batch_spec import VaryingDimension as VaryingDimension
-from fulgurite.backends.csx.objects.batch_spec import container_at as container_at
 from fulgurite.backends.csx.objects.batch_spec import copy_containers as copy_containers
 from fulgurite.backends.csx.objects.batch_spec import shapes_of as shapes_of
 from fulgurite.backends.csx.objects.batch_spec import told_of_shapes as told_of_shapes

@@ -24,9 +24,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.contract import make_container_proxy
+from fulgurite.backends.csx.contract import PassThrough, make_container_proxy
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
-from fulgurite.backends.csx.objects.batch_spec import CONSTANTS, OBJECT, Path
+from fulgurite.backends.csx.objects.batch_spec import CONSTANTS, OBJECT, Path, container_at
 from fulgurite.backends.csx.state import Owner, attributes_of, dict_of, owner_of
 
 _Run = Callable[[Any], Any]
@@ -291,3 +291,24 @@ def _delete(one: Any, key: str) -> None:
         del one.__dict__[key]
     else:
         object.__delattr__(one, key)
+
+
+def pass_through_values(
+    sources: Sequence[PassThrough], batch: Any, given: Any, asked: Callable[[str], Any]
+) -> list[Any]:
+    """What this call has for the sources of ``Outputs.passed``.
+
+    Args:
+        sources: these.
+        batch: of the structure that the program was traced with.
+        given: the batch as it came, whose containers the step may change.
+        asked: gives the others, by name.
+    """
+    leaves = pytree.tree_leaves(batch)
+
+    def value(source: PassThrough) -> Any:
+        if isinstance(source, tuple):
+            return container_at(given, source)
+        return leaves[source] if isinstance(source, int) else asked(source)
+
+    return [value(source) for source in sources]

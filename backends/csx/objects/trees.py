@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fulgurite.backends.csx.contract import holds_traced, is_proxy, may_collect
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.hyperparams.traced_float import tensor_of_its_own
 from fulgurite.backends.csx.objects.leaves import (
     DEEPEST,
     AttributeTree,
@@ -226,6 +227,7 @@ class TreeChanges:
         if not same(now, before):
             added = _added(value, before, now)
             if added and holds_traced(added):
+                added = pytree.tree_map(tensor_of_its_own, added)  # a later step finds it as state
                 self._appended(value, before, added, tree, path)
             else:
                 self._changed(value, before, now, tree, path)
@@ -241,6 +243,7 @@ class TreeChanges:
         put_back(value, before)
         # a full deque stays as long; who reads a list in an attribute itself, ``attributes`` sees
         rotates = isinstance(value, deque) and len(before) == value.maxlen
+        rotates = rotates and all(isinstance(item, Tensor) for _, item in before)
         watched = not path and type(value) is list and may_collect([item for _, item in before])
         if not rotates and not watched:
             self._new_place(place, value, added, grows=True)
@@ -264,7 +267,7 @@ class TreeChanges:
                 self._replaced(tree, (*path, step), old, item)
 
     def _replaced(self, tree: AttributeTree, path: Path, before: Any, now: Any) -> None:
-        place = tree.place(path)
+        place, now = tree.place(path), pytree.tree_map(tensor_of_its_own, now)
         if isinstance(now, Tensor) and place in self._held:
             return  # state, which ``sort_state`` deals with
         if isinstance(before, Tensor):

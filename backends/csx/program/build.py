@@ -15,7 +15,6 @@ from fulgurite.backends.csx.capture import (
     CapturedStep,
     Scope,
     capture,
-    pass_through_values,
     result_of,
     run_as_lightning,
     undo_on_failure,
@@ -27,6 +26,7 @@ from fulgurite.backends.csx.contract import Access, valueless
 from fulgurite.backends.csx.costs.build_record import BuildRecord
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
+from fulgurite.backends.csx.objects import pass_through_values
 from fulgurite.backends.csx.program.announcements import (
     announce,
     building,

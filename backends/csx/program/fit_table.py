@@ -142,7 +142,7 @@ def _compiled(fit: FitSummary) -> str:
     first = fit.compiled_from
     told = "from the first batch on" if first == 1 else f"from batch {first:,} on"
     if fit.not_compiled:
-        told += f"; batches of another shape not: {fit.not_compiled}"
+        told += f"; some of its programs not: {fit.not_compiled}"
     return told
 
 

@@ -14,14 +14,18 @@ from fulgurite.backends.csx.capture import (
     Scope,
     begin_step,
     can_run,
-    pass_through_values,
     retrace,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
-from fulgurite.backends.csx.objects import BatchObjects, Path, without_added_keys
+from fulgurite.backends.csx.objects import (
+    BatchObjects,
+    Path,
+    pass_through_values,
+    without_added_keys,
+)
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.description import STEP

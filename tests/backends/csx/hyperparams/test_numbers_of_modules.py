@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import Counter, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -115,9 +118,39 @@ def in_a_dict(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
     return loss / module.d["of"]["n"]
 
 
-def collected(module: Any, loss: Tensor, batch_idx: int) -> None:
+def in_a_new_key(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    module.d["n"] = module.d.get("n", 0) + 1
+    module.c["rows"] += len(loss[None])
+    return loss / (module.d["n"] + module.c["rows"])
+
+
+def in_containers(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    """A later step reads there what this one leaves."""
+    weight = module.pair[1] + module.cell[0] + module.of.n + sum(module.window) + sum(module.last)
     module.n += 1
-    module.l.append((module.n, batch_idx + 1))
+    module.pair, module.cell[0], module.of.n = (module.pair[1], module.n), module.n, module.n
+    module.window = [*module.window, module.n][-3:]
+    module.last.append(module.n / 2)
+    return loss / (1 + weight)
+
+
+def by_constants(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    module.n = 1.0 if batch_idx < 1 else 0.5 if batch_idx < 3 else 0.1
+    return loss * module.n
+
+
+def with_a_flag(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    module.n += 1
+    module.f = module.n % 2 == 0
+    return loss * (1 + module.f)
+
+
+def in_functions(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    module.n += 0.1
+    w = module.net[0].weight
+    least = nn.functional.gaussian_nll_loss(w[0], w[1], w[2].square(), eps=module.n)
+    placed = w.scatter(1, torch.zeros(len(w), 1, dtype=torch.long), module.n).square().mean()
+    return loss + least + placed + w.quantile(module.n / 4) + pow(batch_idx, 2, 3)
 
 
 WORK: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
@@ -136,7 +169,10 @@ WORK: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "bits": (bits, {"n": 0}, 2),
     "a number and a string by turns": (by_turns, {"n": 0}, 3),
     "in a dict": (in_a_dict, {"d": {"of": {"n": 0}}}, 1),
-    "collected in a list": (collected, {"n": 0, "l": []}, 1),
+    "under new keys of dicts": (in_a_new_key, {"d": {}, "c": Counter()}, 2),
+    "by constants": (by_constants, {"n": 1.0}, 3),
+    "a flag that follows": (with_a_flag, {"n": 0, "f": False}, 2),
+    "in functions of torch": (in_functions, {"n": 0.0}, 1),
 }
 
 
@@ -146,8 +182,7 @@ def test_they_are_what_they_are_under_stock(name: str) -> None:
     work, attributes, programs = WORK[name]
 
     def make() -> Keeps:
-        fresh = {key: eval(repr(value)) for key, value in attributes.items()}
-        return Keeps(work, **fresh)
+        return Keeps(work, **copy.deepcopy(attributes))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", FrozenValueWarning)
@@ -155,6 +190,31 @@ def test_they_are_what_they_are_under_stock(name: str) -> None:
     assert_same_run(ours, stock)
     assert ours.module.noted == stock.module.noted
     assert len(ours.trainer.strategy.programs) == programs  # not one for each value
+
+
+@pytest.mark.numbers
+def test_what_later_steps_find_in_containers_is_followed() -> None:
+    def make() -> Keeps:
+        last, of = deque([0.0] * 3, maxlen=3), SimpleNamespace(n=0)
+        return Keeps(in_containers, n=0, pair=(0, 0), cell=[0], of=of, window=[], last=last)
+
+    ours, stock = both(make, lambda: (loader(64),), max_epochs=2)
+    assert_same_run(ours, stock)
+    assert list(map(float, ours.module.last)) == list(stock.module.last)
+    assert len(ours.trainer.strategy.programs) == 1
+
+
+def grows(module: Any, loss: Tensor, batch_idx: int) -> Tensor:
+    module.n = (module.n * 1103515245 + 12345) % 2**31  # here
+    return loss * (module.n / 2**31)
+
+
+def test_whole_numbers_that_no_float64_has_are_an_error() -> None:
+    with pytest.raises(UnsupportedState) as caught:
+        both(lambda: Keeps(grows, n=1), lambda: (loader(64),))
+    assert "a program has whole numbers up to 2**53" in str(caught.value)
+    assert caught.value.line is not None
+    assert caught.value.line.source.endswith("# here")
 
 
 class SetsThem(pl.Callback):
@@ -216,7 +276,7 @@ def test_who_takes_the_value_is_warned_once() -> None:
         warnings.simplefilter("always")
         both(lambda: Keeps(takes_the_value, n=0), lambda: (loader(64),), max_epochs=2)
     [warning] = [one for one in caught if one.category is FrozenValueWarning]
-    text = "self.n was read while the step was traced; the program keeps its value, 0, in "
+    text = "self.n was read while the step was traced; the program keeps its value, 1, in "
     assert str(warning.message).startswith(text)
     assert warning.lineno == takes_the_value.__code__.co_firstlineno + 2
 
