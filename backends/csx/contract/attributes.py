@@ -435,7 +435,9 @@ def _judge_list(where: str, name: str, watched: WatchedList, content: list[Any])
 
 
 def code_of_zeros(value: Any) -> str:
-    """Code that makes zeros of the same shapes."""
+    """Code that makes zeros of the same shapes; numbers where eagerly there are some."""
+    if isinstance(value, Tensor) and hasattr(value, "_whole"):
+        return "0" if value._whole else "0.0"
     if isinstance(value, Tensor):
         plain = value.dtype == torch.get_default_dtype()
         return f"torch.zeros({list(value.shape)}{'' if plain else f', dtype={value.dtype}'})"
