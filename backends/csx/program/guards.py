@@ -33,6 +33,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import gradient_mismatch
+from fulgurite.backends.patches import MISSING
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
 _SETTINGS = (
@@ -275,6 +276,7 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
         guards=(*(guard for guard in guards if id(guard) not in firsts | later), *unused),
         firsts=tuple(guard for guard in guards if id(guard) in firsts),
         later=tuple(guard for guard in guards if id(guard) in later),
+        are_asked=tuple(slot.optimizer is not None for slot in slots),
         computed=tuple(guard for guard in guards if depends_on_computed(guard, there)),
     )
 
@@ -288,8 +290,14 @@ class NumberGuards:
     guards: tuple[NumberGuard, ...]  # asked when a number is another one
     firsts: tuple[NumberGuard, ...]  # those of first steps, while counts are not there
     later: tuple[NumberGuard, ...]  # those of steps that follow one, since they are
+    are_asked: tuple[bool, ...]  # whether a slot is no module's
     computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
+    held: list[float] | None = None  # those of them that guards are about
+
+    def asked(self, now: list[float]) -> list[float]:
+        """The numbers but for those of modules, which are asked in every step, as counters are."""
+        return [number for number, is_asked in zip(now, self.are_asked, strict=True) if is_asked]
 
     def broken(self, now: list[float]) -> Iterator[tuple[NumberGuard, str]]:
         """The guards that do not hold for these numbers, each with what no longer holds."""
@@ -315,12 +323,14 @@ class ParamGroups:
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._shown: ShownNumbers | None = None
-        self._counts: list[Held] = []  # numbers of optimizers elsewhere
+        self._counts: list[Held] = []  # numbers elsewhere
+        self._counted: list[Any] = []  # what they were last
 
     def begin(self, schedulers: list[ProgramScheduler], program: NumberGuards) -> None:
         """Read the numbers for a new program; ``schedulers`` compute the others."""
         self._schedulers, self.vector = schedulers, None
         self._counts = [held for slot in self._scope.counts.slots for held in slot.held]
+        self._counted = [MISSING] * len(self._counts)
         self.update(program)
 
     def read(self) -> list[dict[str, Any]]:
@@ -331,8 +341,10 @@ class ParamGroups:
             if self._shown is None or self._shown.length != len(values):
                 self._shown = ShownNumbers(self._schedulers, groups)
             self._shown.leave_out(values)
-        if self._counts:
-            values += [container.get(key) for container, key in self._counts]
+        if self._counts:  # which may change in every step
+            counted = [container.get(key) for container, key in self._counts]
+            if not all(map(is_, counted, self._counted)):
+                self._counted, self._numbers_are_read = counted, False
         if len(values) != len(self._values) or not all(map(is_, values, self._values)):
             # another object somewhere: a scheduler's new number, or an option
             # a list in a group may change and stay the same object: then options are read at every
@@ -365,9 +377,10 @@ class ParamGroups:
         if (slot := next((one for one in program.counts if one.is_torn()), None)) is not None:
             return f"{slot} was one number for all parameters, and now is not", True
         now = read_numbers(program.slots, self._scope.optimizers)
-        if program.held_for != now:
+        if program.held_for != now and (asked := program.asked(now)) != program.held:
             for guard, why in program.broken(now):
                 return why, guard.is_of_phase
+            program.held = asked
         if self.vector is None or self._numbers != now:
             self._numbers, self.vector = now, as_vector(now)
         program.held_for, self._numbers_are_read = self._numbers, True
