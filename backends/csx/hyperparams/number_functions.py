@@ -198,11 +198,21 @@ def _quantile(name: str, x: Tensor, q: Any, *rest: Any, **options: Any) -> Any:
     return getattr(torch, name)(x, tensor_or_value(q).to(x.dtype), *rest, **options)
 
 
-def _scatter(name: str, x: Tensor, dim: Any, index: Tensor, src: Any, **options: Any) -> Any:
+def _scatter(
+    name: str,
+    x: Tensor,
+    dim: Any,
+    index: Tensor,
+    src: Any = None,
+    value: Any = None,
+    **options: Any,
+) -> Any:
     """``scatter`` of a number, which is one for each place."""
-    if not is_traced(src):
+    number = src if value is None else value
+    if not is_traced(number):
         return NotImplemented
-    return x.scatter(dim, index, tensor_or_value(src).to(x.dtype).expand(index.shape), **options)
+    placed = tensor_or_value(number).to(x.dtype).expand(index.shape)
+    return x.scatter(dim, index, placed, **options)
 
 
 def as_tensor(value: Any) -> Any:

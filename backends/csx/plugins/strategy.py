@@ -37,6 +37,7 @@ from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend, process_config
 from fulgurite.backends.csx.contract import forget_warned_lines
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.hyperparams.counts import OF_MODULES
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.checkpoint_checks import (
@@ -226,6 +227,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
     def teardown(self) -> None:
         """Give the optimizers back, and what a run that only builds had put aside."""
         self._hooks.close()
+        OF_MODULES.clear()  # they hold the module
         super().teardown()
         self._aside.close()
 

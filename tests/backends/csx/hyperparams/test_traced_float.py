@@ -62,6 +62,7 @@ FORMS: dict[str, Any] = {
     "foreach": lambda p, d, lr: torch._foreach_pow(1 + lr, [d])[0],
     "foreach scalars": lambda p, d, lr: torch._foreach_mul([d, p], [lr, 2.0])[0],
     "quantile": lambda p, d, lr: torch.quantile(d, lr) + d.nanquantile(1 - lr),
+    "scatter": lambda p, d, lr: d.scatter(1, d.argmax(1, keepdim=True), value=lr),
     "in place": lambda p, d, lr: d.clone().addcmul_(p, p, value=lr).sub_(p, alpha=lr),
 }
 
