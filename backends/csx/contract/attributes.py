@@ -51,7 +51,12 @@ from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.hyperparams.run_numbers import FOLLOWED, RunNumber
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, tensor_or_value
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    TracedNumber,
+    is_traced,
+    kind_of,
+    tensor_or_value,
+)
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,
@@ -436,8 +441,8 @@ def _judge_list(where: str, name: str, watched: WatchedList, content: list[Any])
 
 def code_of_zeros(value: Any) -> str:
     """Code that makes zeros of the same shapes; numbers where eagerly there are some."""
-    if isinstance(value, Tensor) and hasattr(value, "_whole"):
-        return "0" if value._whole else "0.0"
+    if is_traced(value):
+        return repr(kind_of(value)())
     if isinstance(value, Tensor):
         plain = value.dtype == torch.get_default_dtype()
         return f"torch.zeros({list(value.shape)}{'' if plain else f', dtype={value.dtype}'})"
