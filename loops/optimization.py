@@ -152,8 +152,7 @@ class ManualOptimization(_ManualOptimization):
             before = self.optim_step_progress.total.completed
             with uncounted(self.optim_step_progress), self._backwards() as losses:
                 arguments = strategy.traced_arguments({**kwargs, "batch": batch})
-                with strategy.stepping():
-                    output = super(ManualOptimization, self).run(arguments)
+                output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
             # under manual optimization a step need not return its loss: then the first that it
             # differentiates is watched

@@ -198,6 +198,25 @@ class Unreached(Classifier):
         return torch.nn.functional.cross_entropy(head(batch[0]), batch[1])
 
 
+class ManualNorm(Classifier):
+    """BatchNorm under manual optimization, where DDP leaves each rank its own statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)))
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
+
 CASES: dict[str, Case] = {
     "mlp": (lambda: Classifier(mlp()), lambda: (loader(160, shuffle=True),), {}),
     "convnet": (lambda: Classifier(convnet()), lambda: (pictures(160),), {}),
@@ -220,6 +239,7 @@ CASES: dict[str, Case] = {
     "unused": (Unused, lambda: (loader(160),), {}),
     "unreached": (Unreached, lambda: (loader(160),), {"accumulate_grad_batches": 2}),
     "scaled": (Scaled, lambda: (loader(160),), {}),
+    "manual norm": (ManualNorm, with_validation, {}),
     "hooked": (Hooked, lambda: (loader(160),), {}),
     "finetuned": (FineTuned, lambda: (loader(160),), {}),
     "bf16-mixed": (

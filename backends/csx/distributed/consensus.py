@@ -82,7 +82,7 @@ class Consensus:
         """Let gradients become the mean of all processes'.
 
         Values that were logged with ``sync_dist`` travel along, with a step's first the votes, and
-        buffers that the step has changed, where more of its backward passes are not the user's.
+        buffers that the step has changed, but under manual optimization.
         """
         votes, calls = self._votes, step_context.get().calls
         assert calls is not None

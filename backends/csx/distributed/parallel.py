@@ -108,7 +108,10 @@ class CollectiveStrategy(StaticGraph, BuildsParts):
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
-        """Buffers that a traced step changes become the first process's, as in DDP."""
+        """Buffers that a traced step changes become the first process's, as in DDP.
+
+        Not under manual optimization: there DDP's processes keep their own.
+        """
         assert self.lightning_module is not None
         self.buffers = ChangedBuffers(self.lightning_module)
         yield
@@ -264,9 +267,7 @@ class CSXParallelStrategy(CollectiveStrategy):
             return
         assert self.consensus is not None
         gradients.held_back |= self._has_held_back  # in a step before
-        # under manual optimization a step may have more backward passes, which change them again
-        buffers = self.buffers if self._trainer.lightning_module.automatic_optimization else None
-        with self.consensus.reducing(gradients, self.processes, buffers):
+        with self.consensus.reducing(gradients, self.processes, self.buffers):
             yield
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
