@@ -63,9 +63,9 @@ def speed_of(before: tuple[int, float], after: tuple[int, float]) -> Speed:
         speed.add(before[1])
     if before[0] and after[0]:
         speed.switch_to_compiled(lambda gain: None)
-        speed.add(1.0)  # compares compiled code
+        speed.add(1.0, None, True)  # compares compiled code
     for _ in range(after[0]):
-        speed.add(after[1])
+        speed.add(after[1], None, True)
     return speed
 
 
@@ -110,6 +110,28 @@ def test_what_was_compiled_meanwhile_is_in_no_sum() -> None:
     assert fit.by_operations_s == pytest.approx(0.05)
     assert fit.batch_s == pytest.approx(0.005)
     assert "compiled   from batch 101 on\n  a batch    5.0 ms" in str(fit)
+
+
+def test_other_programs_that_are_not_compiled_are_told_of_with_their_pace() -> None:
+    one, other = cost(loaded_s=0.1, waited_s=0.5), cost(captured_s=1.0, waited_s=1.0)
+    speed = speed_of((0, 0.0), (100, 0.005))
+    for _ in range(199):
+        speed.add(0.02)
+    speed.in_steps_s += 1.5
+    given: dict[str, Any] = {"costs": [one, other], "training": [one, other], "why_not": [""]}
+    fit = made(speed, total_s=8.0, stock=Stock(total_s=9.0, batch_s=0.03), **given)
+    assert fit.compiled_batches == 100
+    assert fit.is_mixed
+    assert str(fit) == (
+        "CSX: 300 batches in 8.00 s\n"
+        "  Lightning  about 9.00 s, 1.1 times as long (an estimate)\n"
+        "  compiled   from the first batch on, 100 of 300 batches; some of its programs\n"
+        "             not: compiling takes longer than they did\n"
+        "  a batch    5.0 ms compiled, 20 others, Lightning about 30: 6.0 and 1.5 times\n"
+        "             as fast\n"
+        "  pays       from 100 batches on"  # 1.5 s at 30 - 15 ms
+    )
+    assert "as long as this (an estimate)" in str(replace(fit, lightning_s=8.1))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,9 @@ class ManualNorm(Classifier):
     """BatchNorm under manual optimization, where DDP leaves each rank its own statistics."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)))
+        super().__init__(
+            nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 4))
+        )
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

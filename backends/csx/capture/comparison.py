@@ -35,7 +35,8 @@ from fulgurite.backends.csx.state import Layout, brief
 
 _REMEDY = (
     "for what a hook sets now and then, an attribute of the module itself (self.k = ...), which has"
-    " a program for each value; for a number that changes more often, a buffer"
+    " a program for each value, or, where it is a number that the step itself counts"
+    " (self.k += 1), is one for all; for another number that changes often, a buffer"
     " (self.k.fill_(...)) or a tensor of the batch; for a branch, torch.where(condition, a, b),"
     " which computes both sides"
 )

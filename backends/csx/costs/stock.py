@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Counts:
     Args:
         key: the same in another process that finds it compiled; empty: there is none.
         compiled: whether it is compiled.
+        batches: how many of its steps were like each other.
         kernels_s: seconds of a run operation by operation, where they were measured.
         operations: how many it has.
         logged: how many values it logs.
@@ -78,6 +79,7 @@ class Counts:
 
     key: str
     compiled: bool
+    batches: int
     kernels_s: float | None
     operations: int
     logged: int
@@ -110,11 +112,11 @@ def estimate(
     bar_s = _bar_units(trainer) * unit
     for name, stage in stages.items():
         loops = _BATCH if name == "training" else _EVALUATED
-        each = [_batch_s(one, unit, loops) for one in stage.entries]
-        known = [seconds for seconds in each if seconds is not None]
+        each = [(_batch_s(one, unit, loops), one.batches) for one in stage.entries]
+        known = [(seconds, batches) for seconds, batches in each if seconds is not None]
         if stage.batches and not known:
             return None
-        found[name] = statistics.mean(known) + bar_s if known else 0.0
+        found[name] = _mean(known) + bar_s if known else 0.0
     rest_s = total_s - sum(stage.in_steps_s for stage in stages.values())
     in_steps_s = sum(found[name] * stage.batches for name, stage in stages.items())
     return Stock(rest_s + in_steps_s, found["training"])
@@ -146,6 +148,12 @@ def _batch_s(entry: Counts, unit: float, loops: float) -> float | None:
     if entry.key:
         note_measured(name, entry.kernels_s / unit + python)
     return entry.kernels_s + python * unit
+
+
+def _mean(known: Sequence[tuple[float, int]]) -> float:
+    """Each as often as it was; where none was more than traced, all alike."""
+    weights = [batches for _, batches in known]
+    return statistics.fmean([one for one, _ in known], weights if any(weights) else None)
 
 
 def _bar_units(trainer: pl.Trainer) -> float:

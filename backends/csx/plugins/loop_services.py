@@ -239,7 +239,7 @@ class LoopServices(Strategy):
 
 def _stage(step: StepFunction, batches: int, in_steps_s: float) -> Stage:
     """What an estimate of stock Lightning needs, of what came after so many batches and seconds."""
-    entries = [one.counts(step.speed) for one in step.executables()]
+    entries = [one.counts() for one in step.executables()]
     return Stage(entries, step.runs - batches, step.speed.in_steps_s - in_steps_s)
 
 

@@ -106,7 +106,7 @@ def script() -> str:
 
 def say_compiled(
     trainer: pl.Trainer | None,
-    stage: str,
+    program: str,
     loads: list[Loaded],
     step: int = 0,
     gain: Gain | None = None,
@@ -115,7 +115,7 @@ def say_compiled(
 
     Args:
         trainer: whose screen it is.
-        stage: the program's name in messages.
+        program: its name in messages.
         loads: its entry points.
         step: the first that compiled code did, from 1, as the stage counts them in this run.
         gain: what it gained, where that is known.
@@ -123,7 +123,7 @@ def say_compiled(
     failed = [load.how for load in loads if not load.compiled]
     seconds = sum(load.seconds for load in loads)
     how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step:,} on"
-    say(trainer, f"CSX: {stage} program {how}{'' if gain is None else f': {gain}'}")
+    say(trainer, f"CSX: {program} {how}{'' if gain is None else f': {gain}'}")
 
 
 def say_threads(trainer: pl.Trainer | None, found: str) -> None:
@@ -191,7 +191,10 @@ def closing(backend: CSXBackend, programs: list[Program]) -> str:
     if not programs:
         return f"{option}: no batch came to a step, so there was nothing to build."
     if backend.compile_only:
-        return f"{option}: nothing was trained. The next run loads these programs."
+        return (
+            f"{option}: nothing was trained. The next run loads these programs; others that later"
+            " batches need it compiles."
+        )
     return f"{option}: the model is static. Nothing was compiled or trained."
 
 

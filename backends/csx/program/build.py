@@ -179,9 +179,12 @@ class Builder:
         Where there were enough steps until then, it is said some steps later, with what it gained.
         With several programs nobody knows which steps were whose.
         """
-        say = functools.partial(say_compiled, self.scope.trainer, self.stage, loads)
+        which = f" number {len(self.programs)}" if len(self.programs) > 1 else ""
+        say = functools.partial(
+            say_compiled, self.scope.trainer, f"{self.stage} program{which}", loads
+        )
 
-        def gained(gain: Gain) -> None:
+        def gained(gain: Gain | None) -> None:
             cost.gain = gain if len(self.programs) == 1 else None
             say(cost.first_compiled_step, cost.gain)
 
@@ -200,8 +203,7 @@ class Builder:
             cost.compiled_s = sum(load.seconds for load in loads)
             note_measured(COMPILING, sum(load.cpu_s for load in loads) / cost.capture_cpu_s)
             cost.first_compiled_step = self.speed.steps + 1
-            if not self.speed.switch_to_compiled(gained):
-                say(cost.first_compiled_step)
+            self.speed.switch_to_compiled(gained)
 
         for load in compiling:
             load.when_settled = told
@@ -242,7 +244,7 @@ def _executables(
 ) -> dict[str, Executable]:
     """The entry points, each with the steps that make state, which run operation by operation."""
     fabric, once = builder.fabric, Wanted(never="it runs once")
-    of_all = fabric, builder.scope, builder.speed.waits
+    of_all = fabric, builder.scope, builder.speed
     made: dict[str, Executable] = {}
     for name, step in captured.items():
         made[name] = Executable(step, loads[name], *of_all)

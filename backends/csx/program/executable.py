@@ -23,13 +23,13 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.costs.stock import Counts
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
-from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
+from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.graph.graph import Kind, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_by_any
 from fulgurite.backends.csx.graph.update import UPDATE
 from fulgurite.backends.csx.objects import AttributeTree, BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
-from fulgurite.backends.csx.program.speed import Speed
+from fulgurite.backends.csx.program.speed import Pace, Speed
 from fulgurite.backends.csx.state import Binding, Place, UnseenGradients, held_gradients
 
 
@@ -63,9 +63,10 @@ class Executable:
         loaded: its graph, as ``fabric`` loaded it.
         fabric: runs it.
         scope: what the step works on.
-        waits: for other processes, while it runs.
+        speed: of the stage's steps.
 
     Attributes:
+        paces: of its steps, operation by operation and compiled.
         firsts: those that run in its place while there is no such state as they make.
     """
 
@@ -75,11 +76,14 @@ class Executable:
         loaded: Loaded,
         fabric: Fabric,
         scope: Scope,
-        waits: Waits,
+        speed: Speed,
     ) -> None:
         graph, sources = captured.graph, captured.sources
         self.graph, self.loaded = graph, loaded
-        self._run = waits.timed(fabric.run) if has_collectives(graph.runs) else fabric.run
+        waits = has_collectives(graph.runs)
+        self._run = speed.waits.timed(fabric.run) if waits else fabric.run
+        self.paces = Pace(), Pace()
+        speed.paces.append(self.paces)
         self.counted = captured.counted
         trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
@@ -120,17 +124,18 @@ class Executable:
         self._constants = [constants[i] for i in self._constants_read]
         self.results = Results(outputs)
 
-    def counts(self, speed: Speed) -> Counts:
-        """What an estimate of stock Lightning is made of, where its steps took so long."""
-        loaded, (before_s, after_s) = self.loaded, speed.batch_s
+    def counts(self) -> Counts:
+        """What an estimate of stock Lightning is made of."""
+        loaded, (plain, compiled) = self.loaded, self.paces
         # the least of what is known: a step of several threads takes any time beside others
-        known = [loaded.by_operations_s, before_s]
+        known = [loaded.by_operations_s, plain.batch_s]
         if not loaded.compiled:
-            known += [*loaded.threads.run_s.values(), after_s or None]
+            known += loaded.threads.run_s.values()
         kernels_s = min((one for one in known if one is not None), default=None)
         return Counts(
             key=loaded.key,
             compiled=loaded.compiled,
+            batches=plain.steps + compiled.steps,
             kernels_s=kernels_s,
             operations=sum(1 for _ in self.graph.runs.operations()),
             logged=len(self.results.logs),

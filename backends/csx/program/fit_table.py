@@ -10,14 +10,14 @@ import math
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
 from fulgurite.backends.csx.compile.threads import in_ms
 from fulgurite.backends.csx.costs.stock import Stock
 from fulgurite.backends.csx.program.description import Cost
-from fulgurite.backends.csx.program.speed import Speed
+from fulgurite.backends.csx.program.speed import STRETCH_STEPS, Speed
 from fulgurite.backends.csx.streaming.residency import Traffic
 
 _FEW = 20
@@ -41,6 +41,7 @@ class FitSummary:
         waits_s: of ``stepped_s``, until other processes' parts of sums were there.
         programs: how many were built, of all stages.
         compiled_from: the first batch that compiled code trained on, counted from 1; None: none.
+        compiled_batches: how many compiled code trained on.
         background_s: seconds of compiling beside the steps.
         not_compiled: why none is or not all are, in words; empty: all programs that train are.
         batch_s: seconds a batch takes: compiled, where ``compiled_from`` says so; 0 where each
@@ -71,6 +72,7 @@ class FitSummary:
     waits_s: float = 0.0
     programs: int = 0
     compiled_from: int | None = None
+    compiled_batches: int = 0
     background_s: float = 0.0
     not_compiled: str = ""
     batch_s: float = 0.0
@@ -94,6 +96,13 @@ class FitSummary:
     def as_dict(self) -> dict[str, Any]:
         """All of it as numbers and strings, for a logger's ``log_hyperparams`` or a file."""
         return {**asdict(self), "other_s": self.other_s}
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether other programs trained after code was compiled for some, and none for them."""
+        if self.compiled_from is None:
+            return False
+        return self.compiled_batches < _ALIKE * (self.batches - self.compiled_from + 1) - 2
 
     @property
     def head(self) -> str:
@@ -133,6 +142,8 @@ def _lightning(fit: FitSummary) -> str:
     times, told = fit.lightning_s / fit.total_s, f"about {_in_s(fit.lightning_s)}"
     if times < _ALIKE:
         return f"{told} (an estimate): this took {1 / times:.1f} times as long"
+    if times < 1 / _ALIKE:
+        return f"{told}, as long as this (an estimate)"
     return f"{told}, {times:.1f} times as long (an estimate)"
 
 
@@ -141,6 +152,8 @@ def _compiled(fit: FitSummary) -> str:
         return f"no: {fit.not_compiled}"
     first = fit.compiled_from
     told = "from the first batch on" if first == 1 else f"from batch {first:,} on"
+    if fit.is_mixed:
+        told += f", {fit.compiled_batches:,} of {fit.batches:,} batches"
     if fit.not_compiled:
         told += f"; some of its programs not: {fit.not_compiled}"
     return told
@@ -149,11 +162,15 @@ def _compiled(fit: FitSummary) -> str:
 def _batch(fit: FitSummary) -> str:
     if not fit.batch_s:
         return ""
-    told, stock_s = f"{in_ms(fit.batch_s)} ms", fit.lightning_batch_s
+    told, times, stock_s = f"{in_ms(fit.batch_s)} ms", "", fit.lightning_batch_s
+    if stock_s is not None:
+        times = f"{stock_s / fit.batch_s:.1f}"
+    if fit.is_mixed and fit.by_operations_s:
+        told += f" compiled, {in_ms(fit.by_operations_s)} others"
+        times += "" if stock_s is None else f" and {stock_s / fit.by_operations_s:.1f}"
     if stock_s is None:
         return told
-    times = stock_s / fit.batch_s
-    return f"{told}, Lightning about {in_ms(stock_s)}: {times:.1f} times as fast"
+    return f"{told}, Lightning about {in_ms(stock_s)}: {times} times as fast"
 
 
 def _pays(fit: FitSummary) -> str:
@@ -223,14 +240,12 @@ def summarize(
         shapes: how many are too many to be compiled, and how many batches had one.
     """
     waited_s = sum(cost.waited_s for cost in training)
-    (before_s, after_s), compiled_from = speed.batch_s, _first(training)
-    if compiled_from == 1:  # none ran operation by operation but for the comparisons
-        before_s = None
-    elif compiled_from is None:
-        before_s = after_s or None  # none were like the others
+    plain, compiled, compiled_from = speed.pace(False), speed.pace(True), _first(training)
+    before_s = plain.batch_s if plain.steps >= STRETCH_STEPS or not compiled.steps else None
+    after_s = before_s if compiled_from is None else compiled.batch_s
     tells = batches >= _FEW and not any(why_not)
     compiles_from = _compiles_from(training, before_s) if tells else None
-    return FitSummary(
+    fit = FitSummary(
         batches=batches,
         steps=steps,
         total_s=total_s,
@@ -242,12 +257,12 @@ def summarize(
         waits_s=speed.waits.seconds,
         programs=len(costs),
         compiled_from=compiled_from,
+        compiled_batches=speed.compiled_steps,
         background_s=sum(cost.compiled_s for cost in training if cost.first_compiled_step),
         not_compiled=_why_not(training, why_not, compiles_from),
-        batch_s=after_s,
+        batch_s=after_s or 0.0,
         by_operations_s=before_s,
         compiles_from=compiles_from,
-        pays_after=_pays_after(stock, total_s, batches, speed, compiled_from) if stock else None,
         lightning_s=stock.total_s if stock else None,
         lightning_batch_s=stock.batch_s if stock else None,
         was_busy=was_busy,
@@ -256,6 +271,7 @@ def summarize(
         peak_memory_bytes=peak_memory_bytes(),
         streamed=streamed,
     )
+    return replace(fit, pays_after=_pays_after(fit, stock, speed)) if stock else fit
 
 
 def _first(training: Sequence[Cost]) -> int | None:
@@ -264,14 +280,15 @@ def _first(training: Sequence[Cost]) -> int | None:
     return min(found, default=None)
 
 
-def _pays_after(
-    stock: Stock, total_s: float, batches: int, speed: Speed, compiled_from: int | None
-) -> int | None:
+def _pays_after(fit: FitSummary, stock: Stock, speed: Speed) -> int | None:
     """From how many batches on a fit like this one takes less than stock Lightning's."""
-    before_s, after_s = speed.batch_s
-    uncompiled = 0 if before_s is None or compiled_from is None else compiled_from - 1
+    before_s = after_s = speed.alike_s / max(speed.alike_steps, 1)
+    uncompiled = 0
+    if fit.compiled_from is not None and not fit.is_mixed:
+        before_s, after_s = fit.by_operations_s or fit.batch_s, fit.batch_s
+        uncompiled = fit.compiled_from - 1
     lost_s = speed.in_steps_s - speed.alike_s  # by building and comparisons
-    gained_s = stock.batch_s - (after_s if before_s is None else before_s)
+    gained_s = stock.batch_s - (before_s if uncompiled else after_s)
     if uncompiled and lost_s > uncompiled * gained_s:
         # not before it is compiled
         lost_s, gained_s = lost_s - uncompiled * gained_s, stock.batch_s - after_s
@@ -281,7 +298,8 @@ def _pays_after(
         return None
     found = max(1, uncompiled + math.ceil(lost_s / gained_s))
     # what is the same in both, such as a checkpoint, is in neither batch
-    return min(found, batches) if stock.total_s > total_s else max(found, batches + 1)
+    wins = stock.total_s > fit.total_s
+    return min(found, fit.batches) if wins else max(found, fit.batches + 1)
 
 
 def _compiles_from(training: Sequence[Cost], before_s: float | None) -> int | None:

@@ -126,9 +126,8 @@ class Selection:
         self.programs: list[BoundProgram] = []
         self.why, self._since = ("", ""), ""
         self._others: set[Any] = set()  # shapes without a program of their own
-        self._told_of_values = False
-        self._steps_of_others = 0
-        self._pruned, self._forgotten = pruned(scope.module), 0
+        self._told_of_values, self._steps_of_others = False, 0
+        self._pruned, self._forgotten, self._built = pruned(scope.module), 0, 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
         self._states = OptimizerStates([])  # those of the programs
         self._earlier: set[int] = set()  # programs of runs before this one, not used in this one
@@ -188,7 +187,7 @@ class Selection:
         most = ""
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"
-        reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
+        reason = f"number {self._built + 1}{most}, since {_in_short(misfit.why)}"
         self.why = reason, ""
         if isinstance(self._limit, str) and (change := _of_too_many(misfits)):
             self.why = reason, f"{VALUES} values that hooks set have programs"
@@ -229,6 +228,7 @@ class Selection:
         """Take a program that was built now; those that froze a number that it counts go."""
         self.programs[:] = [p for p in self.programs if p.guards.knows_counts_of(program.guards)]
         if not program.never:
+            self._built += 1
             self.programs.append(program)
             self._note_states()
             for _, first in [one for each in program.entries.values() for one in each.firsts]:
@@ -261,7 +261,7 @@ class Selection:
     def _begin_anew(self, why: str, advice: str) -> None:
         """Another program takes the place of those that there are, if there may be one more."""
         self._forgotten += len(self.programs)
-        self._since = f"number {self._forgotten + 1}, since {why}"
+        self._since = f"number {self._built + 1}, since {why}"
         if isinstance(self._limit, int) and self._forgotten >= self._limit:
             raise _no_more(self._stage, StateChanged, why, self._limit, advice)
         self._forget()

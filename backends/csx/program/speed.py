@@ -43,38 +43,66 @@ class Gain:
         return f"{after} ms a batch, {before} before ({self.times:.1f} times as fast)"
 
 
+@dataclass(slots=True)
+class Pace:
+    """How many steps there were, and the seconds of all of them."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def batch_s(self) -> float | None:
+        """The mean; None: there were none."""
+        return self.seconds / self.steps if self.steps else None
+
+
 class Speed:
     """How long the steps of a stage took.
 
     Attributes:
         steps: how many there were.
         in_steps_s: how long all of them took.
-        alike_s: the same, without those that did what others do not.
+        compiled_steps: how many of them compiled code did.
+        alike_s: as ``in_steps_s``, without those that did what others do not.
         alike_steps: how many these are.
         alike_waits_s: how long these waited for other processes.
+        paces: of these, operation by operation and compiled: of steps without a program, and of
+            each entry point.
         waits: for other processes, in all steps.
     """
 
     def __init__(self) -> None:
-        self.steps, self.in_steps_s, self.alike_s = 0, 0.0, 0.0
+        self.steps, self.in_steps_s, self.compiled_steps, self.alike_s = 0, 0.0, 0, 0.0
+        self.paces = [(Pace(), Pace())]
         self.alike_steps, self.alike_waits_s, self.waits = 0, 0.0, Waits()
         self._waited_s = 0.0  # by the latest step's end
         self._count, self._seconds = 0, 0.0  # of the stretch that is under way
         self._is_unlike = False
         self._step_s: float | None = None  # in the latest stretch
-        self._tell: Callable[[Gain], None] | None = None
-        self._until_compiled: tuple[float, int] | None = None  # seconds and steps that were alike
+        self._tell: Callable[[Gain | None], None] | None = None
 
-    def add(self, seconds: float) -> None:
-        """Note a step; every step does."""
+    def add(
+        self, seconds: float, paces: tuple[Pace, Pace] | None = None, compiled: bool = False
+    ) -> None:
+        """Note a step; every step does.
+
+        Args:
+            seconds: how long it took.
+            paces: of its entry point; None: it had no program.
+            compiled: whether compiled code did it.
+        """
         self.steps += 1
         self.in_steps_s += seconds
+        self.compiled_steps += compiled
         waited_s, self._waited_s = self.waits.seconds - self._waited_s, self.waits.seconds
         if self._is_unlike:
             self._is_unlike = False
             return
         self.alike_s += seconds
         self.alike_steps += 1
+        pace = (paces or self.paces[0])[compiled]
+        pace.steps += 1
+        pace.seconds += seconds
         self.alike_waits_s += waited_s
         self._count += 1
         self._seconds += seconds
@@ -85,38 +113,30 @@ class Speed:
         """The step that is under way also does what others do not, such as being traced."""
         self._is_unlike = True
 
-    def switch_to_compiled(self, tell: Callable[[Gain], None]) -> bool:
+    def switch_to_compiled(self, tell: Callable[[Gain | None], None]) -> None:
         """Measure compiled steps from here on: this one compares compiled code, the next run it.
 
         Args:
-            tell: called after a stretch of them with what that gained.
-
-        Returns:
-            Whether it will be: there was a stretch until now.
+            tell: called after a stretch of them with what that gained; at once, and with None,
+                where there was none until now, or another program comes to be compiled meanwhile.
         """
         self.leave_out()
         self._count, self._seconds = 0, 0.0
-        if self._until_compiled is None:
-            self._until_compiled = self.alike_s, self.alike_steps
-        if self._step_s is None:
-            return False
+        if self._tell is not None:
+            self._tell(None)
         self._tell = tell
-        return True
+        if self._step_s is None:
+            self.switch_back()
+            tell(None)
 
     def switch_back(self) -> None:
         """Compiled code was wrong and runs no more steps: there is no gain to tell of."""
-        self._tell = self._until_compiled = None
+        self._tell = None
 
-    @property
-    def batch_s(self) -> tuple[float | None, float]:
-        """Seconds that a batch took on average: until code was compiled for it, and since.
-
-        The former is None where it was not compiled meanwhile, or after few batches.
-        """
-        seconds, steps = self._until_compiled or (0.0, 0)
-        later = self.alike_steps - steps
-        before_s = seconds / steps if steps >= STRETCH_STEPS else None
-        return before_s, (self.alike_s - seconds) / later if later else before_s or 0.0
+    def pace(self, compiled: bool) -> Pace:
+        """Of all entry points: operation by operation, or compiled."""
+        found = [one[compiled] for one in self.paces]
+        return Pace(sum(one.steps for one in found), math.fsum(one.seconds for one in found))
 
     def _end_stretch(self) -> None:
         before_s, self._step_s = self._step_s, self._seconds / self._count

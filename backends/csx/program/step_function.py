@@ -169,7 +169,7 @@ class StepFunction:
         profiled(self._rows, HOST, _count_and_call)(executable, calls, values, self._scope)
         if opened is not None:  # a batch that is an object: the step set attributes of it
             opened.write_back()
-        self.speed.add(perf_counter() - began)
+        self.speed.add(perf_counter() - began, executable.paces, executable.loaded.compiled)
         return result
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:

@@ -32,8 +32,8 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 
 def counts(**given: Any) -> Counts:
-    fields = {"key": "k", "compiled": False, "kernels_s": 0.002, "operations": 100, "logged": 1}
-    return Counts(**{**fields, **given})
+    fields = {"key": "k", "compiled": False, "batches": 0, "kernels_s": 0.002, "operations": 100}
+    return Counts(**{**fields, "logged": 1, **given})
 
 
 def batch_s(operations: int, logged: int, loops: float = stock._BATCH) -> float:
@@ -53,6 +53,17 @@ def test_all_batches_take_what_stock_takes_and_the_rest_what_it_took(
     assert found.batch_s == pytest.approx(batch_s(100, 1))
     wanted_s = 1.5 + 1000 * batch_s(100, 1) + 100 * batch_s(20, 2, stock._EVALUATED)
     assert found.total_s == pytest.approx(wanted_s)
+
+
+@pytest.mark.parametrize(("batches", "mean"), [((300, 100), 140), ((0, 0), 180)])
+def test_an_entry_point_counts_as_often_as_it_was(
+    notes: dict[str, list[float]], batches: tuple[int, int], mean: int
+) -> None:
+    few, many = batches
+    entries = [counts(batches=few), counts(batches=many, operations=260, key="l")]
+    found = estimate(make_trainer(True), {"training": Stage(entries, 10, 0.0)}, 1.0)
+    assert found is not None
+    assert found.batch_s == pytest.approx(batch_s(mean, 1))
 
 
 def test_a_program_that_is_found_compiled_takes_what_an_earlier_run_has_noted(

@@ -359,7 +359,8 @@ def test_the_summary_says_what_was_built(offline: str, lines: list[str]) -> None
     assert lines[1:] == [
         {
             "validate_only": "validate_only: the model is static. Nothing was compiled or trained.",
-            "compile_only": "compile_only: nothing was trained. The next run loads these programs.",
+            "compile_only": "compile_only: nothing was trained. The next run loads these programs;"
+            " others that later batches need it compiles.",
         }[offline]
     ]
 
