@@ -202,6 +202,42 @@ def test_a_gradient_of_weights_that_were_frozen_within_a_window_still_counts() -
     assert_same_run(ours, stock)
 
 
+class ClearsAtTheEnd(Net):
+    """Windows of three by hand."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = (self.b(self.a(batch[0]).tanh()) - batch[1]).square().mean()
+        self.manual_backward(loss / 3)
+        if (batch_idx + 1) % 3 == 0:
+            optimizer: Any = self.optimizers()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("by_hand", "begins"), [(False, 0), (False, 4), (True, 0), (True, 1), (True, 4)]
+)
+def test_what_is_left_is_used_though_its_weights_are_frozen_again(
+    by_hand: bool, begins: int
+) -> None:
+    """The program of steps in which they are frozen was traced where there was nothing."""
+
+    def freeze(trainer: pl.Trainer, module: Any, batch: Any, i: int) -> None:
+        module.a.requires_grad_(i >= begins)
+
+    ours, stock = both(
+        lambda: ClearsAtTheEnd(ADAMW, by_hand=True) if by_hand else Net(ADAMW),
+        lambda: (Batches(count=8),),
+        callbacks=(Hook(freeze, "start"),),
+        fresh=True,
+        max_epochs=3,
+        **({} if by_hand else {"accumulate_grad_batches": 3}),
+    )
+    assert_same_run(ours, stock)
+
+
 @pytest.mark.fits
 def test_a_gradient_that_was_not_kept_is_asked_for_in_vain() -> None:
     class Now(Net):

@@ -52,6 +52,7 @@ _BY_SYNTAX = frozenset(
 )  # fmt: skip
 """Methods that code calls without their names."""
 _BY_ANY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
+_BY_TRAINER = {"trainer", "lr_schedulers"}
 _ENVIRONMENT = {"environ", "getenv"}
 _ELSEWHERE = (
     *(Tensor, Optimizer, LRScheduler, Metric),
@@ -127,7 +128,12 @@ class _Walk:
             return
         self._done[id(module)] = module
         kind, own = type(module), vars(module)
-        hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_hooks
+        hooks = [module._forward_pre_hooks, module._forward_hooks, module._backward_hooks]
+        for p in module.parameters(recurse=False):
+            hooks += [
+                p._backward_hooks or {},
+                getattr(p, "_post_accumulate_grad_hooks", None) or {},
+            ]
         self._note(f"{name} hooks", (*map(tuple, hooks),))
         if owner_of(kind).is_named_library:
             self._note(f"{name}.forward", own.get("forward", kind.forward))
@@ -143,10 +149,32 @@ class _Walk:
             held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
             for key, value in held.items():
                 self.visit(value, f"trainer.{key}", 1)
+            if not self._names.isdisjoint(_BY_TRAINER):
+                self._of_libraries(item)
         elif not owner_of(kind).is_library and not isinstance(item, nn.Module):
             common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
             items = {key: value for key, value in dict(vars(item)).items() if key not in common}
             self._attributes(items, kind.__name__, 1, of=kind)
+
+    def _of_libraries(self, trainer: pl.Trainer) -> None:
+        """What code that asks the trainer may find in Lightning's own objects, and in datasets."""
+        loop = trainer.fit_loop
+        held = [*trainer.callbacks, *(one.scheduler for one in trainer.lr_scheduler_configs)]
+        held += [
+            loop,
+            loop.epoch_loop,
+            trainer.checkpoint_callback,
+            trainer.early_stopping_callback,
+        ]
+        for progress in (loop.epoch_progress, loop.epoch_loop.batch_progress):
+            held += [progress.total, progress.current]
+        if loop._combined_loader is not None:
+            held += [getattr(one, "dataset", one) for one in loop._combined_loader.flattened]
+        for one in held:
+            for key, value in attributes_of(one).items():
+                compares = is_scalar(value) or isinstance(value, Tensor)
+                if compares and key.lstrip("_") in self._names:
+                    self._note(f"{type(one).__name__}.{key}", value)
 
     def visit(self, value: Any, name: str, depth: int) -> None:
         """Take in a value, and what is in it."""

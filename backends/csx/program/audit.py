@@ -69,6 +69,10 @@ MUCH_S = 0.02
 AT_FIRST_S = 0.05
 """What comparisons may take before they are rare: short runs, too, are seen to change at once."""
 
+_HOOKS_REMEDY = (
+    "register hooks in configure_model(), and leave them: p.register_hook(lambda g: g * self.k),"
+    " where self.k is a buffer that on_train_epoch_start fills"
+)
 _NAMED = 3  # values that changed, in a message
 _NOTHING = contextlib.nullcontext()
 
@@ -277,7 +281,8 @@ class Audits:
         found = [*self._values.noticed, *(self._readable.changed() if self._readable else ())]
         if found:
             text += f"\n  on the host: {_some(list(dict.fromkeys(found)))}"
-        return error.replaced(what=text, line=error.line)
+        of_hooks = any(name.endswith(" hooks") for name in found)
+        return error.replaced(what=text, line=error.line, remedy=_HOOKS_REMEDY if of_hooks else "")
 
     def _changes(self, first: Recording, again: _Again) -> list[Change]:
         """The Python values that the step changes, where it is the same program."""

@@ -135,8 +135,12 @@ class Selection:
     def begin_run(self) -> None:
         """A loop runs anew, as for each size that a tuner tries: what it needs counts from here.
 
-        Programs of earlier runs are kept as long as there is room for them.
+        Programs of earlier runs are kept as long as there is room for them, and the modules are the
+        same: Lightning itself takes ``sync_batchnorm``'s out when a fit ends.
         """
+        if self.modules.is_changed():
+            self._forget()
+            self.modules = ModuleTree(self._scope)
         self._earlier = (
             {id(one) for one in self.programs} if isinstance(self._limit, str) else set()
         )

@@ -122,7 +122,8 @@ class GradientHandover:
     The program that is built of the trace does the same with the gradients of each step.
     """
 
-    parameters: dict[str, nn.Parameter]
+    every: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]  # those with an input: a gradient, or one to come
     scope: GradientScope
     on_host: bool  # it is a function's: the host sees it
     shown: bool = False  # it is Lightning's, and the host sees what is state
@@ -141,12 +142,12 @@ class GradientHandover:
         if self.cleared_before and self.scope.begins_window:
             self.scope.stage_gradients.clear(self.cleared_before)
             for name in self.cleared_before if self.shown else ():
-                self.parameters[name].grad = None
+                self.every[name].grad = None
 
     def is_none(self, name: str) -> bool:
         """Whether a parameter has no gradient now."""
         if self.on_host or self.shown:
-            return self.parameters[name].grad is None
+            return self.every[name].grad is None
         return name not in self.scope.stage_gradients.there
 
     def mismatch(self) -> str | None:
@@ -188,7 +189,7 @@ class Gradients:
     """The gradients of one trace.
 
     Args:
-        parameters: all parameters by name; those that require none and have none are left out.
+        parameters: all parameters by name; those that require none and have none get no input.
         scope: says which of them the host sees between steps.
 
     Attributes:
@@ -203,6 +204,7 @@ class Gradients:
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
         known = self.handover = GradientHandover(
+            every=parameters,
             parameters=parameters,
             scope=scope,
             on_host=scope.gradients_on_host,
@@ -222,7 +224,7 @@ class Gradients:
         self.stepped: list[Optimizer] = []
         self.held_back = False
         self.lasting, self._has_stepped = dict[int, str](), False
-        self._names = {id(p): name for name, p in self.parameters.items()}
+        self._names = {id(p): name for name, p in parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
         self._none_now: set[str] = set()  # they were, and somebody has looked
@@ -261,6 +263,9 @@ class Gradients:
     def look(self, parameter: Tensor) -> None:
         """Code is about to read ``parameter.grad``: it gets None where there is none."""
         name = self._names.get(id(parameter))
+        if name is not None and name not in self.parameters:
+            # frozen, without one: one that is left from before would be used, or cleared
+            self.handover.none_matters.add(name)
         if name is None or not self._looks or name in self._reached or name not in self._inputs:
             return
         with DisableTorchFunction():

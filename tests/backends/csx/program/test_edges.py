@@ -1,0 +1,140 @@
+"""What is another one in each epoch is found where an epoch begins, though there is no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import make_trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from models import CLASSES, Classifier, loader, mlp
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.program import audit
+from fulgurite.errors import GraphChanged
+
+STEPS = 6  # of an epoch
+
+pytestmark = pytest.mark.fits
+
+
+@pytest.fixture(autouse=True)
+def there_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "SHARE", 0.0)
+
+
+class Asks(Classifier):
+    """Asks the trainer for something in each step; it has no hooks."""
+
+    def __init__(self, asked: Callable[[Any], float]) -> None:
+        super().__init__(mlp(), torch.optim.SGD)
+        self.asked = asked
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1]) * (1 + self.asked(self))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+def score(module: Any) -> float:
+    return 0.0 if module.trainer.checkpoint_callback.best_model_score is None else 1.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (lambda m: m.trainer.early_stopping_callback.wait_count, "EarlyStopping.wait_count"),
+        (lambda m: m.trainer.fit_loop.epoch_progress.current.completed, r"\.completed"),
+        (lambda m: m.lr_schedulers().last_epoch, "ExponentialLR.last_epoch"),
+        (score, "ModelCheckpoint.best_model_score"),
+    ],
+    ids=["a callback", "a loop", "a scheduler", "a score"],
+)
+def test_what_the_step_asks_the_trainer_for(
+    asked: Callable[[Any], float], told: str, tmp_path: Any
+) -> None:
+    trainer = make_trainer(
+        True,
+        max_epochs=4,
+        callbacks=[
+            EarlyStopping("val_loss", patience=99, min_delta=1.0),
+            ModelCheckpoint(tmp_path, monitor="val_loss"),
+        ],
+        enable_checkpointing=True,
+        backend={"audit": True},
+    )
+    with pytest.raises(GraphChanged, match=told):
+        trainer.fit(Asks(asked), loader(16 * STEPS), loader(32))
+    assert STEPS <= trainer.global_step <= 2 * STEPS
+
+
+class Weighs(pl.LightningModule):
+    """Weighs a gradient in its second epoch, by a hook that it registers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, CLASSES)
+        self.handle: Any = None
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.handle = self.net.weight.register_hook(lambda gradient: gradient * 0.1)
+        elif self.handle is not None:
+            self.handle.remove()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Filled(Weighs):
+    """The same as the error advises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("k", torch.ones(()))
+
+    def configure_model(self) -> None:
+        self.net.weight.register_hook(lambda gradient: gradient * self.k)
+
+    def on_train_epoch_start(self) -> None:
+        self.k.fill_(0.1 if self.current_epoch == 1 else 1.0)
+
+
+def test_a_hook_of_a_gradient_that_comes_or_goes() -> None:
+    trainer = make_trainer(True, max_epochs=3, backend={"audit": True})
+    with pytest.raises(GraphChanged, match=r"on the host: self\.net hooks") as caught:
+        trainer.fit(Weighs(), loader(16 * STEPS))
+    assert trainer.global_step == STEPS
+    assert "Remedy: register hooks in configure_model(), and leave them" in str(caught.value)
+
+
+@pytest.mark.numbers
+def test_what_is_advised_for_hooks_trains_as_stock() -> None:
+    weights = []
+    for make, static in ((Weighs, False), (Filled, True)):
+        torch.manual_seed(0)
+        module = make()
+        make_trainer(static, max_epochs=3).fit(module, loader(16 * STEPS))
+        weights.append(module.net.weight.detach())
+    assert torch.allclose(*weights, rtol=1e-6, atol=0), weights
+
+
+def test_modules_may_be_others_between_two_runs() -> None:
+    """Lightning takes those of ``sync_batchnorm`` out when a fit ends."""
+    trainer, module = make_trainer(True, max_epochs=1), Asks(lambda module: 0.0)
+    trainer.fit(module, loader(32), loader(32))
+    module.net[0] = nn.Linear(8, 16)
+    [found] = trainer.validate(module, loader(32), verbose=False)
+    [stock] = make_trainer(False).validate(module, loader(32), verbose=False)
+    assert found == pytest.approx(stock, rel=1e-6)
