@@ -22,6 +22,7 @@ load, run_config    parameter files (``fulgurite.config``); the command is ``ful
 runners             ``run`` and the runners of old scripts: import ``fulgurite.runners``
 trace_lock          held while a step is traced; for threads that read its weights
                     (``backends.patches``)
+callbacks           the runners' hooks, and more, as callbacks (``fulgurite.callbacks``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -31,6 +32,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite import callbacks as callbacks
     from fulgurite import errors as errors
     from fulgurite import nn as nn
     from fulgurite import optim as optim
@@ -82,6 +84,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "backend",
+    "callbacks",
     "checkpoint_closure",
     "compile",
     "current_backend",
@@ -99,7 +102,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "nn", "optim"):
+    if name in ("callbacks", "errors", "nn", "optim"):
         return importlib.import_module(f"fulgurite.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")

@@ -88,6 +88,7 @@ def test_what_was_compiled_before_the_first_step() -> None:
         "CSX: 300 batches in 13.1 s\n"
         "  Lightning  about 26.1 s, 2.0 times as long (an estimate)\n"
         "  compiled   from the first batch on\n"
+        "  building   1.25 s of tracing, 9.75 s of compiling: 85% of the fit\n"
         "  a batch    4.0 ms, Lightning about 80: 20.0 times as fast\n"
         "  pays       from 142 batches on"  # 10.75 s at 76 ms
     )

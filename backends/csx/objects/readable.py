@@ -150,31 +150,12 @@ class _Walk:
             for key, value in held.items():
                 self.visit(value, f"trainer.{key}", 1)
             if not self._names.isdisjoint(_BY_TRAINER):
-                self._of_libraries(item)
+                for name, value in _of_libraries(item, self._names):
+                    self._note(name, value)
         elif not owner_of(kind).is_library and not isinstance(item, nn.Module):
             common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
             items = {key: value for key, value in dict(vars(item)).items() if key not in common}
             self._attributes(items, kind.__name__, 1, of=kind)
-
-    def _of_libraries(self, trainer: pl.Trainer) -> None:
-        """What code that asks the trainer may find in Lightning's own objects, and in datasets."""
-        loop = trainer.fit_loop
-        held = [*trainer.callbacks, *(one.scheduler for one in trainer.lr_scheduler_configs)]
-        held += [
-            loop,
-            loop.epoch_loop,
-            trainer.checkpoint_callback,
-            trainer.early_stopping_callback,
-        ]
-        for progress in (loop.epoch_progress, loop.epoch_loop.batch_progress):
-            held += [progress.total, progress.current]
-        if loop._combined_loader is not None:
-            held += [getattr(one, "dataset", one) for one in loop._combined_loader.flattened]
-        for one in held:
-            for key, value in attributes_of(one).items():
-                compares = is_scalar(value) or isinstance(value, Tensor)
-                if compares and key.lstrip("_") in self._names:
-                    self._note(f"{type(one).__name__}.{key}", value)
 
     def visit(self, value: Any, name: str, depth: int) -> None:
         """Take in a value, and what is in it."""
@@ -271,6 +252,22 @@ _OF_CLASSES = frozenset(
         *("__annotations__", "__annotations_cache__"),  # which Python makes when they are asked for
     }
 )
+
+
+def _of_libraries(trainer: pl.Trainer, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """What code that asks the trainer may find in Lightning's own objects, and in datasets."""
+    loop = trainer.fit_loop
+    callbacks: list[pl.Callback] = vars(trainer)["callbacks"]
+    held: list[Any] = [*callbacks, *(one.scheduler for one in trainer.lr_scheduler_configs)]
+    held += [loop, loop.epoch_loop]
+    for progress in (loop.epoch_progress, loop.epoch_loop.batch_progress):
+        held += [progress.total, progress.current]
+    if loop._combined_loader is not None:
+        held += [getattr(one, "dataset", one) for one in loop._combined_loader.flattened]
+    for one in held:
+        for key, value in attributes_of(one).items():
+            if key.lstrip("_") in names and (is_scalar(value) or isinstance(value, Tensor)):
+                yield f"{type(one).__name__}.{key}", value
 
 
 def _shown(key: Any) -> str:

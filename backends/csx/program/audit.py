@@ -279,8 +279,9 @@ class Audits:
         """An error of an audit, which says when, and what changed on the host."""
         text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
         found = [*self._values.noticed, *(self._readable.changed() if self._readable else ())]
-        if found:
-            text += f"\n  on the host: {_some(list(dict.fromkeys(found)))}"
+        followed = {one.name for one in self._scope.counts.slots}  # by the program
+        if found := [name for name in dict.fromkeys(found) if name not in followed]:
+            text += f"\n  on the host: {_some(found)}"
         of_hooks = any(name.endswith(" hooks") for name in found)
         return error.replaced(what=text, line=error.line, remedy=_HOOKS_REMEDY if of_hooks else "")
 

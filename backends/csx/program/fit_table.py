@@ -22,6 +22,7 @@ from fulgurite.backends.csx.streaming.residency import Traffic
 
 _FEW = 20
 """Batches, of which the first ones' pace says little of how long others take."""
+_MUCH, _FEW_S = 0.2, 0.05  # the share of a fit that programs took to be told; seconds of a kind
 _ALIKE = 0.95  # times as long, from where on it is told as Lightning's
 
 
@@ -118,6 +119,7 @@ class FitSummary:
         rows = [
             ("Lightning", _lightning(self)),
             ("compiled", _compiled(self)),
+            ("building", _building(self)),
             ("a batch", _batch(self)),
             ("pays", _pays(self)),
             ("waits", _waits(self)),
@@ -157,6 +159,16 @@ def _compiled(fit: FitSummary) -> str:
     if fit.not_compiled:
         told += f"; some of its programs not: {fit.not_compiled}"
     return told
+
+
+def _building(fit: FitSummary) -> str:
+    """What the fit waited for its programs, where that is much of it."""
+    kinds = {"tracing": fit.captured_s, "compiling": fit.compiled_s, "loading": fit.loaded_s}
+    waited_s = sum(kinds.values())
+    if waited_s < _MUCH * fit.total_s:
+        return ""
+    told = (f"{_in_s(took_s)} of {what}" for what, took_s in kinds.items() if took_s > _FEW_S)
+    return f"{', '.join(told)}: {waited_s / fit.total_s:.0%} of the fit"
 
 
 def _batch(fit: FitSummary) -> str:
