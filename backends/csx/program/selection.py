@@ -284,13 +284,9 @@ class Selection:
 
     def why_not_compiled(self) -> list[str]:
         """Of each entry point that is not compiled, why: "" as long as it may be."""
-        loads = [
-            one.loaded
-            for program in self.programs
-            if not program.never
-            for one in program.entries.values()
-        ]
-        return [why for load in loads if (why := load.why_not) is not None]
+        kept = [one.entries.values() for one in self.programs if not one.never]
+        each = (one.loaded.why_not for entries in kept for one in entries)
+        return [why for why in each if why is not None]
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""

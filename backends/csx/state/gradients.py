@@ -212,17 +212,15 @@ class Gradients:
             all_kept=scope.keeps_gradients,
         )
         known.was_none = frozenset(filter(known.is_none, parameters))
+        there = parameters.keys() - known.was_none
         known.parameters = self.parameters = {
-            name: p
-            for name, p in parameters.items()
-            if p.requires_grad or name not in known.was_none
+            name: p for name, p in parameters.items() if p.requires_grad or name in there
         }
         self.arrived: Callable[[Tensor], None] | None = None
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self.sharded: set[int] = set()  # the identity of sharded parameters
         self.counts: dict[int, Tensor] = {}
-        self.stepped: list[Optimizer] = []
-        self.held_back = False
+        self.stepped, self.held_back = list[Optimizer](), False
         self.lasting, self._has_stepped = dict[int, str](), False
         self._names = {id(p): name for name, p in parameters.items()}
         self._inputs: dict[str, Tensor] = {}
@@ -263,8 +261,7 @@ class Gradients:
     def look(self, parameter: Tensor) -> None:
         """Code is about to read ``parameter.grad``: it gets None where there is none."""
         name = self._names.get(id(parameter))
-        if name is not None and name not in self.parameters:
-            # frozen, without one: one that is left from before would be used, or cleared
+        if name is not None and name not in self.parameters:  # one that is left would be used
             self.handover.none_matters.add(name)
         if name is None or not self._looks or name in self._reached or name not in self._inputs:
             return
