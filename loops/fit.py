@@ -119,6 +119,8 @@ class FitLoop(_FitLoop):
         super().on_run_start()
         if self.resumed == resuming.EPOCH_END:
             current.completed = completed
+        elif self.resumed in resuming.WITHIN:
+            resuming.set_window(self.trainer)
 
     def on_advance_start(self) -> None:
         """Begin an epoch; the first from a checkpoint's random states, if it is not within one."""

@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from torch import Tensor
@@ -157,6 +158,13 @@ def begin(trainer: Any) -> str | None:
     _put_gradients(trainer, move_data_to_device(states["gradients"], device))
     fit_loop.epoch_loop.val_loop.generators = states.get("validation")
     return moment
+
+
+def set_window(trainer: Any) -> None:
+    """Within an epoch: set how many batches a window has, which Lightning does where one begins."""
+    for one in trainer.callbacks:
+        if isinstance(one, GradientAccumulationScheduler):
+            trainer.accumulate_grad_batches = one.get_accumulate_grad_batches(trainer.current_epoch)
 
 
 def restart_stage(moment: str) -> str:

@@ -17,7 +17,12 @@ import numpy as np
 import pytest
 import torch
 from harness import make_trainer
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers.logger import DummyLogger
 from models import CLASSES, WithTotals, mlp, rows
 from resuming import Ended, Scenario, checkpoints, differences, run
@@ -196,6 +201,15 @@ SCENARIOS = {
         options={"accumulate_grad_batches": 4},
         keep={},
         callbacks=lambda: [EachBatch("on_train_batch_end")],
+    ),
+    "windows of each epoch's own": Scenario(
+        make=Net,
+        loaders=both,
+        keep={},
+        callbacks=lambda: [
+            EachBatch("on_train_batch_end"),
+            GradientAccumulationScheduler({0: 2, 1: 3}),
+        ],
     ),
     "loss scale": Scenario(make=Net, loaders=both, options={"precision": "16-mixed"}),
     "callbacks": Scenario(
