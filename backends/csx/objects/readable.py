@@ -22,6 +22,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
@@ -52,6 +53,7 @@ _BY_SYNTAX = frozenset(
 )  # fmt: skip
 """Methods that code calls without their names."""
 _BY_ANY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
+_HOOKS = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
 _BY_TRAINER = {"trainer", "lr_schedulers"}
 _ENVIRONMENT = {"environ", "getenv"}
 _ELSEWHERE = (
@@ -75,8 +77,10 @@ class ReadableState:
     def __init__(
         self, functions: Iterable[Any], module: nn.Module, name: str, others: Iterable[object]
     ) -> None:
-        self._functions = [one for one in functions if not is_from_library(one)]
         self._others = list(others)
+        owners = [None, *module.modules(), *self._others]
+        hooks = [hook for owner in owners for held in _hooks_of(owner) for hook in held.values()]
+        self._functions = [one for one in (*functions, *hooks) if not is_from_library(one)]
         self._module, self._name = module, name
         codes = codes_reached(self._functions, _BY_SYNTAX)
         self._names = _BY_SYNTAX.union(*map(names_in, codes))
@@ -98,6 +102,7 @@ class ReadableState:
 
     def _walk(self) -> dict[str, list[Any]]:
         walk = _Walk(self._names)
+        walk.hooks(None, "torch.nn.Module")
         for path, module in self._module.named_modules():
             walk.module(module, dotted_name(self._name, path))
         for one in self._functions:
@@ -128,22 +133,21 @@ class _Walk:
             return
         self._done[id(module)] = module
         kind, own = type(module), vars(module)
-        hooks = [module._forward_pre_hooks, module._forward_hooks, module._backward_hooks]
-        for p in module.parameters(recurse=False):
-            hooks += [
-                p._backward_hooks or {},
-                getattr(p, "_post_accumulate_grad_hooks", None) or {},
-            ]
-        self._note(f"{name} hooks", (*map(tuple, hooks),))
+        self.hooks(module, name)
         if owner_of(kind).is_named_library:
             self._note(f"{name}.forward", own.get("forward", kind.forward))
             return
         items = {key: value for key, value in dict(own).items() if key not in FRAMEWORKS}
         self._attributes(items, name, 1, of=kind)
 
+    def hooks(self, owner: object, name: str) -> None:
+        """Which hooks are registered."""
+        self._note(f"{name} hooks", (*map(tuple, _hooks_of(owner)),))
+
     def other(self, item: Any) -> None:
         """What an optimizer, a callback or the trainer holds."""
         kind = type(item)
+        self.hooks(item, kind.__name__)
         if isinstance(item, pl.Trainer):
             held = {key: value for key, value in dict(vars(item)).items() if key in self._names}
             held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
@@ -252,6 +256,20 @@ _OF_CLASSES = frozenset(
         *("__annotations__", "__annotations_cache__"),  # which Python makes when they are asked for
     }
 )
+
+
+def _hooks_of(owner: object) -> list[Mapping[int, Any]]:
+    """What is registered with a module and its parameters, an optimizer, or (None) all modules."""
+    if owner is None:
+        return [vars(torch_module)[f"_global_{name}"] for name in _HOOKS]
+    if isinstance(owner, Optimizer):
+        return [owner._optimizer_step_pre_hooks, owner._optimizer_step_post_hooks]
+    if not isinstance(owner, nn.Module):
+        return []
+    held: list[Mapping[int, Any]] = [getattr(owner, f"_{name}") for name in _HOOKS]
+    for p in owner.parameters(recurse=False):
+        held += [p._backward_hooks or {}, getattr(p, "_post_accumulate_grad_hooks", None) or {}]
+    return held
 
 
 def _of_libraries(trainer: pl.Trainer, names: frozenset[str]) -> Iterator[tuple[str, Any]]:

@@ -138,3 +138,46 @@ def test_modules_may_be_others_between_two_runs() -> None:
     [found] = trainer.validate(module, loader(32), verbose=False)
     [stock] = make_trainer(False).validate(module, loader(32), verbose=False)
     assert found == pytest.approx(stock, rel=1e-6)
+
+
+class Everywhere(Weighs):
+    """A hook of all modules, in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            register = nn.modules.module.register_module_forward_hook
+            self.handle = register(lambda module, x, out: out * 2)
+
+
+class AfterTheStep(Weighs):
+    """What a hook of the optimizer reads changes in the second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target, self.decay = nn.Linear(8, CLASSES).requires_grad_(False), {"m": 0.9}
+
+    def on_train_epoch_start(self) -> None:
+        self.decay["m"] = 0.9 - 0.4 * self.current_epoch
+
+    @torch.no_grad()
+    def average(self, *_: Any) -> None:
+        for p, q in zip(self.net.parameters(), self.target.parameters(), strict=True):
+            q.lerp_(p, self.decay["m"])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(self.average)
+        return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(Everywhere, r"torch\.nn\.Module hooks"), (AfterTheStep, r"self\.decay\['m'\]")],
+)
+def test_hooks_of_all_modules_and_of_optimizers(make: type[Weighs], told: str) -> None:
+    trainer, module = make_trainer(True, max_epochs=3, backend={"audit": True}), make()
+    with pytest.raises(GraphChanged, match=f"on the host: {told}"):
+        trainer.fit(module, loader(16 * STEPS))
+    assert trainer.global_step == STEPS
+    if module.handle is not None:
+        module.handle.remove()
