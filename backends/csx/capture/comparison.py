@@ -34,10 +34,11 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Layout, brief
 
 _REMEDY = (
-    "for what a hook sets now and then, an attribute of the module itself (self.k = ...), which has"
-    " a program for each value, or, where it is a number that the step itself counts"
-    " (self.k += 1), is one for all; for another number that changes often, a buffer"
-    " (self.k.fill_(...)) or a tensor of the batch; for a branch, torch.where(condition, a, b),"
+    "for a number, flag or string that a hook sets now and then, an attribute of the module itself"
+    " (self.k = ...), which has a program for each value, or, where it is a number that the step"
+    " itself counts (self.k += 1), one for all; for a function, such an attribute and an if; for"
+    " another number that changes often, a buffer (self.k.fill_(...)) or a tensor of the batch; for"
+    " a branch, torch.where(condition, a, b),"
     " which computes both sides"
 )
 _NO_OPERATION = Operation("nothing", (), None)

@@ -16,6 +16,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -55,6 +56,7 @@ _BY_SYNTAX = frozenset(
 _BY_ANY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
 _HOOKS = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
 _BY_TRAINER = {"trainer", "lr_schedulers"}
+_BY_UPDATES = {"update_count", "_update_count", "update_called"}
 _ENVIRONMENT = {"environ", "getenv"}
 _ELSEWHERE = (
     *(Tensor, Optimizer, LRScheduler, Metric),
@@ -134,6 +136,8 @@ class _Walk:
         self._done[id(module)] = module
         kind, own = type(module), vars(module)
         self.hooks(module, name)
+        if isinstance(module, Metric) and not self._names.isdisjoint(_BY_UPDATES):
+            self._note(f"{name}.update_count", module.update_count)
         if owner_of(kind).is_named_library:
             self._note(f"{name}.forward", own.get("forward", kind.forward))
             return
@@ -307,6 +311,8 @@ def _comparable(value: Any) -> Any:
 
     What is in a container is compared under names of its own.
     """
+    if isinstance(value, ContextVar):
+        return _comparable(value.get(None))
     if isinstance(value, (dict, types.MappingProxyType)):
         items = _items(value)
         return type(value), tuple(_plain(items)) if len(items) <= _LONGEST else len(items)

@@ -70,8 +70,9 @@ AT_FIRST_S = 0.05
 """What comparisons may take before they are rare: short runs, too, are seen to change at once."""
 
 _HOOKS_REMEDY = (
-    "register hooks in configure_model(), and leave them: p.register_hook(lambda g: g * self.k),"
-    " where self.k is a buffer that on_train_epoch_start fills"
+    "register hooks in configure_model(), and leave them; what is to change is a buffer: lambda g:"
+    " g * self.k, where on_train_epoch_start fills self.k; in a module's hook, torch.where(self.k,"
+    " changed, out)"
 )
 _NAMED = 3  # values that changed, in a message
 _NOTHING = contextlib.nullcontext()

@@ -104,7 +104,7 @@ class Builder:
             TraceError: the step is not static; all is as before.
             BuiltOnly: the backend asks for no more; all is as before.
         """
-        scope, before = self.scope, conditions()
+        scope, before = self.scope, {one: one.training for one in self.scope.module.modules()}
         began, cpu_s = perf_counter(), thread_time()
         self.speed.leave_out()  # which this step would tell nothing of
         profiler = profiler_of(scope.trainer)
@@ -117,7 +117,7 @@ class Builder:
                 # else checkpoints had state of parameters that the step leaves alone
                 for one in new_state:
                     one.forget_unused(live)
-            if changed := conditions().in_other_modes(before, list(scope.module.modules())):
+            if changed := [one for one, trains in before.items() if one.training != trains]:
                 raise StateChanged(
                     f"The step put {type(changed[0]).__name__} into {mode_of(changed[0])} mode,"
                     " which the program would not do again.",

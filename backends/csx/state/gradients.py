@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -170,7 +171,8 @@ class GradientHandover:
         kept |= there if self.all_kept else there & self.none_matters
         stay_none = set[str]()
         if self.on_host or self.shown:
-            stay_none = {name for name in self.was_none if self.tensor_after.get(name) is False}
+            none = self.was_none.intersection(self.parameters)
+            stay_none = {name for name in none if self.tensor_after.get(name) is False}
             self.none_matters |= stay_none
 
         def mark(item: Input) -> Input:
@@ -194,8 +196,7 @@ class Gradients:
 
     Attributes:
         arrived: called with a parameter whose gradient a backward pass has just computed.
-        reduce: makes the gradient of a sharded parameter the mean of all processes', before it is
-            added to what is there: no process holds all of the sum.
+        reduce: makes the gradient of a sharded parameter the mean of all processes' before a sum.
         counts: whether an update of a parameter does, by its identity.
         stepped: optimizers, by hand.
         held_back: whether a pass may have kept its gradients to this process.
@@ -224,8 +225,9 @@ class Gradients:
         self.lasting, self._has_stepped = dict[int, str](), False
         self._names = {id(p): name for name, p in parameters.items()}
         self._inputs: dict[str, Tensor] = {}
-        self._reached: set[str] = set()
         self._none_now: set[str] = set()  # they were, and somebody has looked
+        # those without an input: what is left of them matters, until the step clears it
+        self._reached, self._left_out = set[str](), parameters.keys() - self.parameters
         self._looks, self._clears_itself = True, False
         self._versions: dict[str, int] = {}  # of the inputs, which a backward pass adds to
         self._found: dict[str, fx.Node] = {}  # their nodes
@@ -261,8 +263,8 @@ class Gradients:
     def look(self, parameter: Tensor) -> None:
         """Code is about to read ``parameter.grad``: it gets None where there is none."""
         name = self._names.get(id(parameter))
-        if name is not None and name not in self.parameters:  # one that is left would be used
-            self.handover.none_matters.add(name)
+        if name in self._left_out and self._looks:
+            self.handover.none_matters.add(name)  # one that is left would be used
         if name is None or not self._looks or name in self._reached or name not in self._inputs:
             return
         with DisableTorchFunction():
@@ -396,6 +398,20 @@ def _shared(name: str) -> UnsupportedState:
     )
 
 
+def _clearing(gradients: Gradients, owner: Any) -> AbstractContextManager[None]:
+    """``zero_grad()`` of a module or an optimizer; what is left of frozen ones goes, too."""
+    groups = getattr(owner, "param_groups", None)
+    params = owner.parameters() if groups is None else (p for g in groups for p in g["params"])
+    known = gradients._names
+    names = gradients._left_out & {known[id(p)] for p in params if id(p) in known}
+    if gradients.handover.on_host:
+        gradients.handover.none_matters |= names
+    else:
+        gradients.handover.tensor_after.update(dict.fromkeys(names, False))
+        gradients._left_out -= names
+    return gradients.unseen()
+
+
 def unseen_clearing() -> Iterator[Patch]:
     """Patches by which ``zero_grad()`` is no look at gradients, which are None after it."""
     why = "it asks whether there is a gradient, and leaves None either way"
@@ -403,7 +419,7 @@ def unseen_clearing() -> Iterator[Patch]:
     def unseen(clear: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(self: Any, set_to_none: bool = True) -> None:
             gradients = step_context.get().trace.inputs.gradients
-            with gradients.unseen() if set_to_none else contextlib.nullcontext():
+            with _clearing(gradients, self) if set_to_none else contextlib.nullcontext():
                 clear(self, set_to_none)
 
         return zero_grad

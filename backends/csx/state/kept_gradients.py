@@ -285,7 +285,7 @@ class UnseenGradients:
 
     def put(self) -> None:
         """Put None there, or a tensor that raises when it is used."""
-        stage, parameters = self._handover.scope.stage_gradients, self._handover.parameters
+        stage, parameters = self._handover.scope.stage_gradients, self._handover.every
         before = stage.there, stage.lost
         if (after := self._results.get(before)) is None:
             there = (stage.there | self._made) - self._cleared

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,11 +14,14 @@ from harness import make_trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric
 
 from fulgurite.backends.csx.program import audit
 from fulgurite.errors import GraphChanged
 
 STEPS = 6  # of an epoch
+LATE = ContextVar("LATE", default=False)
 
 pytestmark = pytest.mark.fits
 
@@ -128,6 +133,77 @@ def test_what_is_advised_for_hooks_trains_as_stock() -> None:
         make_trainer(static, max_epochs=3).fit(module, loader(16 * STEPS))
         weights.append(module.net.weight.detach())
     assert torch.allclose(*weights, rtol=1e-6, atol=0), weights
+
+
+class Takes(Weighs):
+    """Takes another branch in its second epoch, by what is no attribute of its own."""
+
+    asked: Callable[[Any], bool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def on_train_epoch_start(self) -> None:
+        LATE.set(self.current_epoch > 0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss.detach())
+        return loss * 2 if self.asked() else loss
+
+
+class AsksAContext(Takes):
+    def asked(self) -> bool:
+        return LATE.get()
+
+
+class AsksAMetric(Takes):
+    def asked(self) -> bool:
+        return self.mean.update_count > STEPS
+
+
+@pytest.mark.parametrize("make", [AsksAContext, AsksAMetric])
+def test_a_variable_of_the_context_and_a_metrics_count(make: type[Takes]) -> None:
+    trainer = make_trainer(True, max_epochs=3, backend={"audit": True})
+    with pytest.raises(GraphChanged, match=r"on the host: .*(LATE|self\.mean\.update_count)"):
+        trainer.fit(make(), loader(16 * STEPS))
+    assert trainer.global_step in (STEPS - 1, STEPS)
+
+
+class GetsALayer(pl.LightningModule):
+    """Data gives it a layer where there was None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.more = nn.Linear(8, CLASSES), None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        out = self.net(batch[0])
+        return nn.functional.cross_entropy(out if self.more is None else self.more(out), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_layer_where_there_was_none_is_in_the_next_program() -> None:
+    module = GetsALayer()
+    data = loader(16 * STEPS)
+    rows, count = data.dataset, itertools.count()
+
+    class Giving(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(rows)  # type: ignore[arg-type]
+
+        def __getitem__(self, index: int) -> Any:
+            if next(count) == 40:
+                module.more = nn.Tanh()
+            return rows[index]
+
+    trainer = make_trainer(True, max_epochs=2)
+    trainer.fit(module, DataLoader(Giving(), 16))
+    reasons = [one.reason for one in trainer.strategy.programs]  # type: ignore[attr-defined]
+    assert "Tanh" in reasons[-1]
 
 
 def test_modules_may_be_others_between_two_runs() -> None:
