@@ -182,6 +182,7 @@ def test_the_worker_is_started_where_it_pays(
     monkeypatch.setattr(announcements, "say", lambda trainer, line: said.append(line))
     monkeypatch.setattr(speed, "TIMES", 0.0 if pays else 1e6)
     monkeypatch.setattr(speed, "measured_before", lambda what: [])  # by another test
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else the choice takes more steps than these
     fit(
         Evaluated,
         lambda: (loader(64), loader(32)),
