@@ -161,10 +161,10 @@ def begin(trainer: Any) -> str | None:
 
 
 def set_window(trainer: Any) -> None:
-    """Within an epoch: set how many batches a window has, which Lightning does where one begins."""
+    """Within an epoch: set how many batches a window has, as is done where one begins."""
     for one in trainer.callbacks:
         if isinstance(one, GradientAccumulationScheduler):
-            trainer.accumulate_grad_batches = one.get_accumulate_grad_batches(trainer.current_epoch)
+            one.on_train_epoch_start(trainer)
 
 
 def restart_stage(moment: str) -> str:

@@ -31,6 +31,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_accelerator_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
     "_active_loop": (_TRAINER,),
     "_backward_hooks": (_NN, "torch.Tensor"),
+    "_backward_pre_hooks": (_NN,),
     "_batch_sampler": (f"{_L}.overrides.distributed._IndexBatchSamplerWrapper",),
     "_batches_that_stepped": (_EPOCH,),
     "_buffers": (_NN,),

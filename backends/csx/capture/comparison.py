@@ -38,8 +38,7 @@ _REMEDY = (
     " (self.k = ...), which has a program for each value, or, where it is a number that the step"
     " itself counts (self.k += 1), one for all; for a function, such an attribute and an if; for"
     " another number that changes often, a buffer (self.k.fill_(...)) or a tensor of the batch; for"
-    " a branch, torch.where(condition, a, b),"
-    " which computes both sides"
+    " a branch, torch.where(condition, a, b), which computes both sides"
 )
 _NO_OPERATION = Operation("nothing", (), None)
 _NO_MORE = Operation(OUTPUTS, (), None)

@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -42,6 +43,7 @@ from fulgurite.backends.csx.state import (
     dotted_name,
     elements,
     filled_cells,
+    gradient_hooks,
     owner_of,
 )
 
@@ -54,7 +56,6 @@ _BY_SYNTAX = frozenset(
 )  # fmt: skip
 """Methods that code calls without their names."""
 _BY_ANY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
-_HOOKS = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
 _BY_TRAINER = {"trainer", "lr_schedulers"}
 _BY_UPDATES = {"update_count", "_update_count", "update_called"}
 _ENVIRONMENT = {"environ", "getenv"}
@@ -264,16 +265,23 @@ _OF_CLASSES = frozenset(
 
 def _hooks_of(owner: object) -> list[Mapping[int, Any]]:
     """What is registered with a module and its parameters, an optimizer, or (None) all modules."""
-    if owner is None:
-        return [vars(torch_module)[f"_global_{name}"] for name in _HOOKS]
-    if isinstance(owner, Optimizer):
-        return [owner._optimizer_step_pre_hooks, owner._optimizer_step_post_hooks]
-    if not isinstance(owner, nn.Module):
-        return []
-    held: list[Mapping[int, Any]] = [getattr(owner, f"_{name}") for name in _HOOKS]
-    for p in owner.parameters(recurse=False):
-        held += [p._backward_hooks or {}, getattr(p, "_post_accumulate_grad_hooks", None) or {}]
-    return held
+    match owner:
+        case None:
+            return [
+                *(torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks),
+                *(torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks),
+            ]
+        case Optimizer():  # not all call its __init__
+            before = getattr(owner, "_optimizer_step_pre_hooks", {})
+            return [before, getattr(owner, "_optimizer_step_post_hooks", {})]
+        case nn.Module():
+            return [
+                *(owner._forward_pre_hooks, owner._forward_hooks),
+                *(owner._backward_pre_hooks, owner._backward_hooks),
+                *chain.from_iterable(map(gradient_hooks, owner.parameters(recurse=False))),
+            ]
+        case _:
+            return []
 
 
 def _of_libraries(trainer: pl.Trainer, names: frozenset[str]) -> Iterator[tuple[str, Any]]:

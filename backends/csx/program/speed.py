@@ -122,12 +122,13 @@ class Speed:
         """
         self.leave_out()
         self._count, self._seconds = 0, 0.0
-        if self._tell is not None:
-            self._tell(None)
-        self._tell = tell
+        before, self._tell = self._tell, None
+        if before is not None:
+            before(None)
         if self._step_s is None:
-            self.switch_back()
             tell(None)
+        else:
+            self._tell = tell
 
     def switch_back(self) -> None:
         """Compiled code was wrong and runs no more steps: there is no gain to tell of."""

@@ -22,6 +22,7 @@ from fulgurite.backends.csx.state.conditional_updates import skipped_where as sk
 from fulgurite.backends.csx.state.fake_swap import ReplacedData as ReplacedData
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor as StateFakeTensor
 from fulgurite.backends.csx.state.fake_swap import fake_for as fake_for
+from fulgurite.backends.csx.state.fake_swap import gradient_hooks as gradient_hooks
 from fulgurite.backends.csx.state.fake_swap import swap as swap
 from fulgurite.backends.csx.state.fake_swap import traced_as_fakes as traced_as_fakes
 from fulgurite.backends.csx.state.gradients import GradientHandover as GradientHandover

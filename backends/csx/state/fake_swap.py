@@ -11,7 +11,7 @@ after everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,8 +35,7 @@ def fake_for(real: Tensor, value: Tensor, nodes: Nodes) -> Tensor:
         if isinstance(real, nn.Parameter):
             fake._is_param = True  # what nn.Parameter looks at
         # what the user's hooks do to a gradient is part of the step
-        hooks = [*(real._backward_hooks or {}).values()]
-        at_leaf = [*(getattr(real, "_post_accumulate_grad_hooks", None) or {}).values()]
+        hooks, at_leaf = ([*held.values()] for held in gradient_hooks(real))
         fake.requires_grad_(real.requires_grad or bool(hooks or at_leaf))
         for hook in hooks:
             fake.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -47,6 +46,12 @@ def fake_for(real: Tensor, value: Tensor, nodes: Nodes) -> Tensor:
     for key, value in vars(real).items():
         vars(fake).setdefault(key, value)
     return fake
+
+
+def gradient_hooks(tensor: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """The hooks that get a tensor's gradient: as it comes, and where it has been added."""
+    at_leaf = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return tensor._backward_hooks or {}, at_leaf or {}
 
 
 def same_to_graph(value: Tensor, nodes: Nodes) -> Tensor:
