@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.capture.comparison import PLAIN, same_operations, same_results
 from fulgurite.backends.csx.capture.recording import Output, Recording
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trace import Result, Trace
+from fulgurite.backends.csx.capture.trace import Result, Trace, results
 from fulgurite.backends.csx.contract import code_of_zeros, holds_tensors, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
@@ -128,7 +128,7 @@ def birth_in(
         return None
     recording = make_recording()
     passed = pass_through_values(recording.outputs.passed, batch, batch, lambda name: 0)
-    return Birth(new_places, recording, trace.results(graph), passed, settings)
+    return Birth(new_places, recording, results(trace, graph), passed, settings)
 
 
 class Birth:
@@ -260,8 +260,9 @@ class Birth:
         for place, _, value in self._all():
             for leaf in pytree.tree_leaves(value):
                 if isinstance(leaf, Output) and leaf.index < len(self._results):
-                    _, memory, line = self._results[leaf.index]
-                    lines.setdefault(place.name, line)
+                    result = self._results[leaf.index]
+                    memory = result.memory
+                    lines.setdefault(place.name, result.line)
                     holders.setdefault(memory, [memory] if isinstance(memory, str) else [])
                     holders[memory].append(place.name)
         for first, *others in holders.values():

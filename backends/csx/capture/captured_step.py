@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ from fulgurite.backends.csx.capture.comparison import check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
+    Output,
     Outputs,
     Recording,
     Update,
@@ -44,7 +45,7 @@ from fulgurite.backends.csx.capture.side_effects import (
     release_rebound,
 )
 from fulgurite.backends.csx.capture.step_inputs import CountFound, idle_optimizers
-from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.trace import Trace, results
 from fulgurite.backends.csx.contract import (
     Access,
     ConstantSource,
@@ -58,7 +59,7 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
-from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, Placement, View
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
@@ -80,6 +81,7 @@ from fulgurite.backends.csx.state import (
     StateTensor,
     refill,
 )
+from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.patches import MISSING, tracing
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
@@ -119,6 +121,7 @@ class CapturedStep:
     counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
     recording: Recording | None  # for later traces to be compared with
     products: tuple[Product, ...]  # of matrices, before any pass
+    views: tuple[View, ...]  # of inputs, among the outputs
     births: tuple[FirstStep, ...] = ()
 
     def state_tensors(self) -> list[StateTensor]:
@@ -188,6 +191,10 @@ class FinishedTrace:
         """The places that the program fills, and what is there now."""
         inputs, outputs = self.trace.inputs, self.trace.result.collected.outputs
         views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
+        shared, given = self._shared(), outputs.template()["attributes"]
+        for place, value in zip(outputs.attributes, given, strict=True):
+            if isinstance(value, Output) and value.index in shared:
+                views.add(place)
         filled = [(place, place.get(MISSING)) for place in outputs.attributes]
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
         return kept + [(place, copy(place.get())) for place in map(place_of_list, outputs.lists)]
@@ -197,6 +204,7 @@ class FinishedTrace:
         trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
         recording = self.make_recording() if scope.compares_traces else None
         self.refuse_other_effects()
+        shared = self._shared()
         # a place that gets a new tensor after every step shares memory with nobody from then on
         inputs.state = release_rebound(trace.result.collected.rebound, inputs.state, inputs.nodes)
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
@@ -242,7 +250,33 @@ class FinishedTrace:
             counted=tuple(inputs.scheduled.counted.items()),
             recording=recording,
             products=products,
+            views=tuple(_views(shared, graph.inputs)),
         )
+
+    def _shared(self) -> dict[int, tuple[Input, Tensor]]:
+        """Outputs for the user that are nothing but memory of the state and the batch.
+
+        Of state alone that keeps its memory: neither where the step put a new tensor, nor what
+        moves.
+        """
+        trace, inputs = self.trace, self.trace.inputs
+        collected = trace.result.collected
+        if residency.is_open or inputs.replaced_data.left:
+            return {}
+        if trace.host.first is not None or not trace.scope.python_runs_once:
+            return {}
+        kept = collected.outputs.kept_by_the_user()
+        moved = {id(held) for held in (*collected.rebound, *collected.replaced)}
+
+        def stays(item: Input) -> bool:
+            if item.kind is not Kind.STATE:
+                return item.kind is Kind.BATCH
+            held = inputs.state[item.index].tensors
+            return item.placement is Placement.REPLICATED and moved.isdisjoint(map(id, held))
+
+        made = results(trace, self.module.graph) if kept else []
+        found = {i: one.copied for i, one in enumerate(made) if i in kept and one.copied}
+        return {i: one for i, one in found.items() if stays(one[0])}
 
     def _sources(self, constants: list[Tensor]) -> list[ConstantSource | Accumulator]:
         """Where tensors that were read from outside come from."""
@@ -251,6 +285,17 @@ class FinishedTrace:
             known.setdefault(id(source.tensor), source)  # the shortest way to it
         known |= self.trace.result.collected.accumulators
         return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)
+
+
+def _views(shared: Mapping[int, tuple[Input, Tensor]], inputs: Sequence[Input]) -> Iterator[View]:
+    """Outputs that are memory of inputs, by the inputs' positions."""
+    positions = {(item.kind, item.index): i for i, item in enumerate(inputs)}
+    for output, (item, seen) in shared.items():
+        base = item.example
+        if seen.dtype == base.dtype and not seen.is_complex():  # which may be conjugated
+            offset = int(seen.storage_offset()) - int(base.storage_offset())
+            at = positions[item.kind, item.index]
+            yield View(at, output, seen.shape, seen.stride(), offset)
 
 
 def _refuse_left(graph: Graph, scope: Scope) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
@@ -68,6 +68,13 @@ class Outputs:
         """The tree with its leaves: {"result", "attributes", "lists", "calls"}."""
         return pytree.tree_unflatten(list(self.leaves), self.tree)
 
+    def kept_by_the_user(self) -> set[int]:
+        """The numbers of the program's outputs that go to the user alone, as tensors."""
+        template = self.template()
+        calls = {leaf.index for leaf in pytree.tree_leaves(template.pop("calls")) if _is(leaf)}
+        leaves = filter(_is, pytree.tree_leaves(template))
+        return {leaf.index for leaf in leaves if leaf.kind is None} - calls
+
     def filled(self, template: Any) -> tuple[list[tuple[Place, Any]], list[tuple[Place, Any]]]:
         """The places that are set, and those of lists, each with what it is given."""
         return (
@@ -83,6 +90,10 @@ class Output:
     index: int
     kind: type[float] | None = None  # Python's, of what eagerly is a number
     is_tensor: bool = False  # such a one that stays a tensor, which a later step finds
+
+
+def _is(leaf: Any) -> TypeGuard[Output]:
+    return isinstance(leaf, Output)
 
 
 def make_outputs(

@@ -83,6 +83,7 @@ class CollectedEffects:
         outputs: where the graph's results go.
         new_places: where the step left tensors, and none were.
         rebound: state whose places get a new tensor after every step.
+        replaced: state that is written in place, where the step put a new tensor.
         tables: where the step left tables of constants, and none were.
         accumulators: tensors of logged results that the step adds to.
     """
@@ -90,6 +91,7 @@ class CollectedEffects:
     outputs: Outputs
     new_places: list[NewPlace]
     rebound: list[StateTensor]
+    replaced: list[StateTensor]
     tables: list[Place]
     accumulators: dict[int, Accumulator]
 
@@ -146,6 +148,7 @@ def collect(
         outputs=outputs,
         new_places=effects.new_places,
         rebound=effects.rebound,
+        replaced=effects.replaced,
         tables=effects.tables,
         accumulators=accumulators,
     )
@@ -204,6 +207,7 @@ def sort_state(
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
+            effects.replaced.append(held)
         held.put(held.tensor)  # the host is left as it was; the program does the rest
     for tensor, value in writes:  # after the loop: states may change places with one another
         tensor.copy_(value)

@@ -43,8 +43,9 @@ from fulgurite.backends.csx.contract import (
     raising_refusals,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.op_schema import memory_of
+from fulgurite.backends.csx.graph.passes.rename import COPIES
 from fulgurite.backends.csx.graph.recorder import Recorder
 from fulgurite.backends.csx.hyperparams.counts import CountSlot
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
@@ -87,12 +88,14 @@ class TraceResult:
 class Result(NamedTuple):
     """A result of a traced graph: of which layout it is, and whose memory before it was copied.
 
-    That is a state's, by its name, or the node's that made it. ``line`` made the tensor.
+    That is a state's, by its name, or the node's that made it. ``line`` made the tensor; ``copied``
+    is the input whose memory it was, and the tensor there, where nothing else was done to it.
     """
 
     example: Tensor
     memory: Any
     line: UserLine | None
+    copied: tuple[Input, Tensor] | None
 
 
 class Trace:
@@ -207,24 +210,6 @@ class Trace:
         self.inputs.drop_batch()
         self.result.fills_table, self.result.leaked = self.observers.release()
         return module
-
-    def results(self, graph: fx.Graph) -> list[Result]:
-        """The results of the trace's graph."""
-        inputs = zip(graph.find_nodes(op="placeholder"), self.inputs.items, strict=True)
-        state = {node: item.name for node, item in inputs if item.kind is Kind.STATE}
-        ours, node = set[fx.Node](), last_node(graph)
-        while node is not self.result.last:
-            ours.add(node)
-            node = node.prev
-
-        def result(node: fx.Node) -> Result:
-            example = node.meta["val"]
-            while node in ours and node.all_input_nodes:  # a copy, which the host gets
-                [node, *_] = node.all_input_nodes
-            memory = memory_of(node)
-            return Result(example, state.get(memory, memory), line_of(node))
-
-        return [result(node) for node in pytree.tree_leaves(graph.output_node().args[0])]
 
     def _graph(self) -> fx.GraphModule:
         """Run the step as a graph; no local of this function may outlive it, or it has leaked."""
@@ -372,3 +357,27 @@ def _kept(changes: Iterable[Access]) -> Iterator[None]:
     finally:
         for change in found:
             change.undo()
+
+
+def results(trace: Trace, graph: fx.Graph) -> list[Result]:
+    """The results of a trace's graph."""
+    inputs = dict(zip(graph.find_nodes(op="placeholder"), trace.inputs.items, strict=True))
+    ours, node = set[fx.Node](), last_node(graph)
+    while node is not trace.result.last:
+        ours.add(node)
+        node = node.prev
+
+    def result(node: fx.Node) -> Result:
+        example, is_copy = node.meta["val"], True
+        while node in ours and node.all_input_nodes:  # a copy, which the host gets
+            is_copy &= node.target in COPIES
+            [node, *_] = node.all_input_nodes
+        memory = memory_of(node)
+        item = inputs.get(memory)
+        if item is None:
+            return Result(example, memory, line_of(node), None)
+        of = item.name if item.kind is Kind.STATE else memory
+        copied = (item, node.meta["val"]) if is_copy else None
+        return Result(example, of, line_of(node), copied)
+
+    return [result(node) for node in pytree.tree_leaves(graph.output_node().args[0])]

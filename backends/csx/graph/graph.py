@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,6 +57,29 @@ class Input:
     zero: bool = False  # a gradient that is zero whenever the step begins
     role: Role = Role.OTHER
     placement: Placement = Placement.REPLICATED
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An output that is memory of an input, as under stock: the host may change it in place.
+
+    Args:
+        input: the position of the input.
+        output: the number of the output.
+        shape, stride: of the tensor there.
+        offset: from the input's own, in elements.
+    """
+
+    input: int
+    output: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The tensor over the memory of this run's input."""
+        base = inputs[self.input].detach()
+        return base.as_strided(self.shape, self.stride, int(base.storage_offset()) + self.offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

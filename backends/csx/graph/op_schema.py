@@ -59,10 +59,12 @@ def is_alias(operation: object, result: int = 0) -> bool:
 
 def memory_of(node: fx.Node) -> fx.Node:
     """The node whose tensor has the memory that a node's tensor is in."""
-    while node.op == "call_function" and getattr(node.target, "_schema", None) is not None:
-        if not node.args or not is_alias(node.target):
+    while node.op == "call_function" and node.all_input_nodes:
+        of = node.all_input_nodes[0] if node.target is operator.getitem else node  # of a list
+        which: Any = 0 if of is node else node.args[1]
+        if getattr(of.target, "_schema", None) is None or not is_alias(of.target, which):
             break
-        [node, *_] = node.all_input_nodes
+        [node, *_] = of.all_input_nodes
     return node
 
 

@@ -84,7 +84,7 @@ class Executable:
         self._run = speed.waits.timed(fabric.run) if waits else fabric.run
         self.paces = Pace(), Pace()
         speed.paces.append(self.paces)
-        self.counted = captured.counted
+        self.counted, self._views = captured.counted, captured.views
         trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
@@ -187,6 +187,10 @@ class Executable:
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
         outputs = self._run(self.loaded, inputs)
+        if self._views:
+            outputs = list(outputs)
+            for view in self._views:
+                outputs[view.output] = view.of(inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
         self._unseen.put()

@@ -125,11 +125,11 @@ class ReplacedData:
     """The inputs of one trace whose ``.data`` was replaced."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[Tensor, Tensor]] = []  # (the tensor, the memory that it left)
+        self.left: list[tuple[Tensor, Tensor]] = []  # (the tensor, the memory that it left)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's data was replaced."""
-        return any(tensor is one for one, _ in self._left)
+        return any(tensor is one for one, _ in self.left)
 
     def replace(self, tensor: Tensor, value: Tensor) -> None:
         """``tensor.data = value``, of equal shape and dtype."""
@@ -139,14 +139,14 @@ class ReplacedData:
                 value = value.clone()
             # where it was at first is the program's memory, however often it moves
             if not self.holds(tensor):
-                self._left.append((tensor, tensor.detach()))
+                self.left.append((tensor, tensor.detach()))
         with DisableTorchFunction():
             tensor.data = value
         nodes[tensor] = nodes[value]  # which torch does not see: the update would be lost
 
     def write_back(self) -> None:
         """Copy each into the memory that it left; all are read before one is written."""
-        pairs = [(left, t) for t, left in self._left if storage_of(t) != storage_of(left)]
+        pairs = [(left, t) for t, left in self.left if storage_of(t) != storage_of(left)]
         values = [tensor.detach().clone() for _, tensor in pairs]
         for (left, _), value in zip(pairs, values, strict=True):
             left.copy_(value)

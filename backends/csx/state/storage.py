@@ -164,6 +164,7 @@ class SideEffects:
         writes: places that are set, and to what.
         lists: places of lists that are extended, by what ``list_values`` has for each.
         rebound: state whose places are set: it gets a new tensor after every step.
+        replaced: state in whose places the step put another tensor: the program writes its own.
         new_places: those of the places which held no such tensors before.
         tables: those that the step found empty, and filled with what follows from constants alone.
     """
@@ -172,6 +173,7 @@ class SideEffects:
     lists: list[Place] = field(default_factory=list)
     list_values: list[Any] = field(default_factory=list)
     rebound: list[StateTensor] = field(default_factory=list)
+    replaced: list[StateTensor] = field(default_factory=list)
     new_places: list[NewPlace] = field(default_factory=list)
     tables: list[Place] = field(default_factory=list)
 

@@ -14,6 +14,8 @@ RENAMES = {
     torch.ops.aten.lift_fresh.default,
 }
 
+COPIES = {*RENAMES, torch.ops.aten.clone.default}
+
 
 def drop_renames(graph: Graph) -> Graph:
     """Replace ``detach`` and its kin by what they rename; decompositions bring more of them."""
