@@ -163,10 +163,10 @@ def test_from_how_many_batches_on_it_pays(
     [
         (
             payback(6.0),
-            "too short, about 600 batches or more are; `fulgurite compile`",
+            "too short; from about 600 batches on it is; `fulgurite compile`",
             600,
         ),
-        (payback(3.0, fixed=0.5), "too short, about 600 batches or more are", 600),
+        (payback(3.0, fixed=0.5), "too short; from about 600 batches on it is", 600),
         (payback(3.0, pays=True), "over before it was done; `fulgurite compile` does it", None),
         (payback(3.0, fixed=0.97), "97% of a step is in products of matrices", None),
     ],

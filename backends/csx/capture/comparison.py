@@ -34,11 +34,13 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Layout, brief
 
 _REMEDY = (
-    "for a number, flag or string that a hook sets now and then, an attribute of the module itself"
-    " (self.k = ...), which has a program for each value, or, where it is a number that the step"
-    " itself counts (self.k += 1), one for all; for a function, such an attribute and an if; for"
-    " another number that changes often, a buffer (self.k.fill_(...)) or a tensor of the batch; for"
-    " a branch, torch.where(condition, a, b), which computes both sides"
+    "let what changes be something that programs follow:\n"
+    "      steps, batches, epochs: self.global_step, batch_idx, self.current_epoch\n"
+    "      what a hook sets now and then: an attribute of the module itself (self.k = ...), and an if"
+    " for a choice of functions; each value has a program\n"
+    "      what the step itself counts: self.k += 1\n"
+    "      a number that changes often: a buffer (self.k.fill_(...)) or a tensor of the batch\n"
+    "      a branch: torch.where(condition, a, b), which computes both sides"
 )
 _NO_OPERATION = Operation("nothing", (), None)
 _NO_MORE = Operation(OUTPUTS, (), None)

@@ -338,7 +338,7 @@ def _why_not(training: Sequence[Cost], why_not: Sequence[str], compiles_from: in
     most = max(asked, key=lambda one: one.fixed)
     if not most.can_gain:
         return f"nothing to gain, for {most.fixed:.0%} of a step is in products of matrices"
-    least = "" if compiles_from is None else f", about {compiles_from:,} batches or more are"
+    least = "" if compiles_from is None else f"; from about {compiles_from:,} batches on it is"
     return f"too short{least}; `fulgurite compile` does it beforehand"
 
 

@@ -98,9 +98,20 @@ def with_article(noun: str) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """`` Did you mean 'name'?`` for the known name most like it, in any case; else nothing."""
+    near = _most_like(name, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def missing(key: str, given: Iterable[object]) -> str:
+    """What to say where a key is not among those that are given."""
+    near = _most_like(key, map(str, given), cutoff=0.8)
+    return f"{key}: required, and not given{f'; {near!r} is' if near else ''}."
+
+
+def _most_like(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     by_lower = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[near[0]] if near else None
 
 
 def choices(name: object, known: Iterable[str]) -> str:

@@ -26,7 +26,15 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown, with_article
+from fulgurite.config.document.problems import (
+    Path,
+    Problem,
+    choices,
+    missing,
+    nearest,
+    shown,
+    with_article,
+)
 from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
 from fulgurite.config.types.categories import Category as Category
 from fulgurite.config.types.makes import (
@@ -71,7 +79,7 @@ def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Prob
             return _flat(value, word, path, title)
     first = next(iter(value.values()))
     if key != "name" and (len(value) > 1 or not isinstance(first, (Mapping, type(None)))):
-        return Problem(path, f"{key}: required, and not given.")
+        return Problem(path, missing(key, value))
     if len(value) > 1:
         return Problem(path, _two_names(value, title))
     [(name, arguments)] = value.items()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fulgurite.config.document.problems import Path, Problem, choices, shown
+from fulgurite.config.document.problems import Path, Problem, choices, missing, shown
 from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import constructor_error
 from fulgurite.config.types.report import Call, made
@@ -65,7 +65,7 @@ class Keys:
             return {}
         for key in self.required:
             if key not in value:
-                report.problem(path, f"{key}: required, and not given.")
+                report.problem(path, missing(key, value.keys() - self.shapes))
         found = {}
         for key, item in value.items():
             at = (*path, key)
