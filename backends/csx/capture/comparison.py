@@ -36,8 +36,8 @@ from fulgurite.backends.csx.state import Layout, brief
 _REMEDY = (
     "let what changes be something that programs follow:\n"
     "      steps, batches, epochs: self.global_step, batch_idx, self.current_epoch\n"
-    "      what a hook sets now and then: an attribute of the module itself (self.k = ...), and an if"
-    " for a choice of functions; each value has a program\n"
+    "      what a hook sets now and then: an attribute of the module itself (self.k = ...), for a"
+    " function one and an if; each value has a program\n"
     "      what the step itself counts: self.k += 1\n"
     "      a number that changes often: a buffer (self.k.fill_(...)) or a tensor of the batch\n"
     "      a branch: torch.where(condition, a, b), which computes both sides"
