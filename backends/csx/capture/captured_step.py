@@ -44,7 +44,7 @@ from fulgurite.backends.csx.capture.side_effects import (
     refuse_other_effects,
     release_rebound,
 )
-from fulgurite.backends.csx.capture.step_inputs import CountFound, idle_optimizers
+from fulgurite.backends.csx.capture.step_inputs import CountFound, idle_numbers
 from fulgurite.backends.csx.capture.trace import Trace, results
 from fulgurite.backends.csx.contract import (
     Access,
@@ -102,7 +102,7 @@ class Assumptions:
     """What the traced Python read on the host: the graph is right while it would read the same."""
 
     numbers: tuple[NumberGuard, ...]  # of param groups
-    idle: frozenset[int]  # optimizers that it neither steps nor asks for a number
+    idle: frozenset[tuple[int, int, str]]  # numbers of optimizers that it does not step, nor asks
     scalars: tuple[Access, ...]  # of modules
     answers: Answers  # of the trainer, about its state
     run: tuple[NumberGuard, ...]  # of counters of the run
@@ -235,7 +235,7 @@ class FinishedTrace:
             outputs=trace.result.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
-                idle=frozenset(idle_optimizers(inputs, scope)),
+                idle=frozenset(idle_numbers(inputs, scope)),
                 scalars=(
                     *trace.observers.attributes.reads(),
                     *trace.observers.frozen_buffers.accesses(),

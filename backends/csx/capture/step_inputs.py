@@ -283,13 +283,18 @@ def _check_attributes(state: list[StateTensor], found: list[dict[str, Any]]) -> 
                 )
 
 
-def idle_optimizers(inputs: StepInputs, scope: Scope) -> Iterator[int]:
-    """The places of optimizers that a step neither steps nor asks for a number."""
+def idle_numbers(inputs: StepInputs, scope: Scope) -> Iterator[tuple[int, int, str]]:
+    """The numbers that a step asks no group for, of optimizers that it does not step.
+
+    Each by the optimizer's place, the group's, and its key.
+    """
     if not scope.trains:
         return
-    busy = {id(group.optimizer) for group in inputs.groups if group.is_read}
-    busy.update(map(id, inputs.gradients.stepped))
-    yield from (i for i, one in enumerate(scope.optimizers) if id(one) not in busy)
+    stepped = set(map(id, inputs.gradients.stepped))
+    places = {id(one): i for i, one in enumerate(scope.optimizers) if id(one) not in stepped}
+    for group in inputs.groups:
+        if (i := places.get(id(group.optimizer))) is not None:
+            yield from ((i, group.index, key) for key in group if key not in group.read)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

@@ -232,10 +232,10 @@ class TracedGroup(dict[str, Any]):
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
-        self.is_read = False  # but for its parameters, which zero_grad() asks for
+        self.read = set[str]()
 
     def __getitem__(self, key: str) -> Any:
-        self.is_read = self.is_read or key != "params"
+        self.read.add(key)
         if key == "lr" and self.scheduled_at is not None:
             raise FrozenNumber(
                 "The step read a learning rate after scheduler.step(), at"
@@ -379,7 +379,7 @@ def unused_guards(
     now: Numbers,
     optimizers: list[Optimizer],
     set_by_step: Collection[Any],
-    idle: Collection[int],
+    idle: Collection[Any],
 ) -> list[NumberGuard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
@@ -387,14 +387,14 @@ def unused_guards(
     the making of its state.) None for groups of frozen parameters, which torch's and this package's
     optimizers pass by, for what the step sets each time (an optimizer, a group, a key): those
     are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; for what may count, so
-    that another step moves it; and for optimizers that it leaves ``idle``.
+    that another step moves it; and for what is ``idle`` (an optimizer's place, a group's, a key).
     """
     return [
         NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
         for i, slot in enumerate(slots)
         if i not in used
         and isinstance(slot, NumberSlot)
-        and slot.optimizer not in idle
+        and (slot.optimizer, slot.group, slot.key) not in idle
         and not _may_count(slot, optimizers)
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)

@@ -129,8 +129,14 @@ def test_unfreezing_makes_the_state_that_was_missing() -> None:
 class EverySecond(Classifier):
     """Steps with every second batch; the others' gradients are cleared unused."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: bool) -> None:
         super().__init__(mlp())
+        self.logs = logs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.logs:  # one number of the group, which a step that does not update asks for, too
+            self.log("lr", self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -151,8 +157,9 @@ class EverySecond(Classifier):
 
 
 @pytest.mark.numbers
-def test_numbers_of_an_optimizer_that_a_program_does_not_step_are_none_of_it() -> None:
-    ours, stock = both(EverySecond, lambda: (loader(64),), max_epochs=3)
+@pytest.mark.parametrize("logs", [False, True])
+def test_numbers_of_an_optimizer_that_a_program_does_not_step_are_none_of_it(logs: bool) -> None:
+    ours, stock = both(lambda: EverySecond(logs), lambda: (loader(64),), max_epochs=3)
     assert_same_run(ours, stock)
     assert len(ours.trainer.strategy.programs) == 3  # of two that step, one has no decay
 
