@@ -44,7 +44,11 @@ from fulgurite.backends.csx.capture.side_effects import (
     refuse_other_effects,
     release_rebound,
 )
-from fulgurite.backends.csx.capture.step_inputs import CountFound, idle_numbers
+from fulgurite.backends.csx.capture.step_inputs import (
+    CountFound,
+    idle_numbers,
+    numbers_of_others,
+)
 from fulgurite.backends.csx.capture.trace import Trace, results
 from fulgurite.backends.csx.contract import (
     Access,
@@ -239,6 +243,7 @@ class FinishedTrace:
                 scalars=(
                     *trace.observers.attributes.reads(),
                     *trace.observers.frozen_buffers.accesses(),
+                    *numbers_of_others(inputs, scope),
                 )
                 if scope.python_runs_once
                 else (),

@@ -371,6 +371,7 @@ class LightningScope(Scope):
 
     def refresh(self) -> None:
         """Take those of the strategy now: Lightning's learning-rate finder replaces them."""
+        self.asked_optimizers = named = _by_place(self.strategy.optimizers)
         if self.trains:
             if self._seen is None:
                 found = {name: p.grad for name, p in self.parameters().items()}
@@ -378,10 +379,9 @@ class LightningScope(Scope):
                 lost = {name for name, g in there.items() if type(g) is DroppedGradient}
                 stage = self.stage_gradients
                 stage.there, stage.lost = stage.there.union(there), frozenset(lost)
-            optimizers = self.strategy.optimizers
-            self.take_optimizers({f"optimizers[{i}]": one for i, one in enumerate(optimizers)})
+            self.take_optimizers(named)
             self.schedulers = [one.scheduler for one in self.strategy.lr_scheduler_configs]
-            self._seen = [*optimizers, *program_schedulers(self.schedulers)]
+            self._seen = [*named.values(), *program_schedulers(self.schedulers)]
 
     def is_replaced(self) -> bool:
         """Whether the trainer has other optimizers, or schedulers that programs step, than then.
@@ -489,3 +489,7 @@ def _divides_the_loss() -> bool:
 
 
 _LOSS = ClosureResult.from_training_step_output.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _by_place(optimizers: list[Optimizer]) -> dict[str, Optimizer]:
+    return {f"optimizers[{i}]": one for i, one in enumerate(optimizers)}

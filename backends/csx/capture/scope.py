@@ -76,10 +76,11 @@ class Exchange:
 class Scope(ABC):
     """What a step works on. Evaluation stages have no optimizers."""
 
-    root: ClassVar[str]  # how the step's code reaches ``module``
-    module: nn.Module  # every module of the step is in it
+    root: ClassVar[str]  # how the step's code reaches ``module``, which holds all of its modules
+    module: nn.Module
     optimizers: list[Optimizer] = field(default_factory=list)  # those in others, too
     named_optimizers: dict[str, Optimizer] = field(default_factory=dict)  # as messages call them
+    asked_optimizers: dict[str, Optimizer] = field(default_factory=dict)  # by an evaluation, too
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
@@ -90,7 +91,6 @@ class Scope(ABC):
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
     batch_idx: int | None = None  # of the batch that the step is called with
-
     _counters: dict[str, Tensor] = field(default_factory=_counters)
 
     def asked(self, name: str) -> Any:
@@ -177,7 +177,7 @@ class Scope(ABC):
 
     def take_optimizers(self, named: Mapping[str, Optimizer]) -> None:
         """The step works on these, and on those that they keep inside, as Lookahead does."""
-        self.named_optimizers = with_inner(named)
+        self.named_optimizers = self.asked_optimizers = with_inner(named)
         self.optimizers = [*self.named_optimizers.values()]
 
     def leaf_name(self, path: Any) -> str:

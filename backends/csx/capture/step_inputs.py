@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.capture.host_calls import NumberCall
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import HostState, Scope
-from fulgurite.backends.csx.contract import Attributes
+from fulgurite.backends.csx.contract import Access, Attributes, is_scalar
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
@@ -213,7 +213,7 @@ class StepInputs:
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()
-                with traced_groups(self._scope.named_optimizers) as self.groups:
+                with traced_groups(self._scope.asked_optimizers) as self.groups:
                     yield
             _check_attributes(self.state_tensors(), found)
         finally:
@@ -295,6 +295,15 @@ def idle_numbers(inputs: StepInputs, scope: Scope) -> Iterator[tuple[int, int, s
     for group in inputs.groups:
         if (i := places.get(id(group.optimizer))) is not None:
             yield from ((i, group.index, key) for key in group if key not in group.read)
+
+
+def numbers_of_others(inputs: StepInputs, scope: Scope) -> Iterator[Access]:
+    """What an evaluation asked param groups for: it has no such inputs."""
+    for group in inputs.groups if not scope.trains else ():
+        for key in group.read:
+            value, where = group.own.get(key), f"{group.place}[{key!r}]"
+            if is_scalar(value):
+                yield Access(module=group.own, name=key, where=where, before=value, line=None)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

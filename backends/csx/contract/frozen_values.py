@@ -59,9 +59,9 @@ def is_scalar(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """A read of an attribute of a module, or a write to it."""
+    """A read of an attribute of a module, or a write to it; or a read of a param group."""
 
-    module: nn.Module
+    module: Any  # or the group
     name: str
     where: str  # what the user calls it: ``self.net.scale``
     before: Any  # what it held before the step touched it
@@ -71,6 +71,8 @@ class Access:
     def container(self) -> dict[str, Any]:
         """The dict that holds the attribute: a buffer may be None."""
         module = self.module
+        if isinstance(module, dict):
+            return module
         held: tuple[dict[str, Any], ...] = module._buffers, module._parameters
         return next((one for one in held if self.name in one), vars(module))
 

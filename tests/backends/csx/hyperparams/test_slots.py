@@ -225,3 +225,25 @@ def test_a_scheduler_of_the_host_that_is_stepped_last_equals_stock() -> None:
     ours, stock = both(lambda: SteppedByHand("last"), lambda: (loader(64),))
     assert_close(ours.losses, stock.losses)
     assert_close(ours.metrics, stock.metrics)
+
+
+class LoggedInValidation(EverySecond):
+    """Its validation step logs two numbers of a group, and sets a third."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        [group] = self.optimizers().param_groups
+        self.log("rate", group["lr"])
+        self.log("decay", group["weight_decay"])
+        group["eps"] = 1e-3
+
+    def on_validation_end(self) -> None:
+        assert self.trainer.optimizers[0].param_groups[0]["eps"] == 1e-3
+
+
+@pytest.mark.numbers
+def test_a_rate_that_an_evaluation_logs_is_that_of_now() -> None:
+    def loaders() -> Any:
+        return loader(64), loader(16)
+
+    ours, stock = both(lambda: LoggedInValidation(False), loaders, max_epochs=3)
+    assert_same_run(ours, stock)
