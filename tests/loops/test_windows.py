@@ -510,3 +510,29 @@ def test_a_gradient_that_is_kept_and_added_to_is_refused() -> None:
     fit(make, lambda: (Batches(),), static=True)
     copies = lambda: KeptAfterBackward("on_after_backward", torch.clone)  # noqa: E731
     fit(copies, lambda: (Batches(),), static=True, accumulate_grad_batches=2)
+
+
+class FreezesInAWindow(Net):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen = self.b.weight.grad  # the gradients are shown from here on
+        if (self.current_epoch, batch_idx) == (1, 4):
+            self.a.requires_grad_(False)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        pass
+
+
+@pytest.mark.numbers
+def test_a_trace_of_a_step_that_cleared_what_was_left_is_the_same_where_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fulgurite.backends.csx.program.audit.EVERY_STEP", True)
+    ours, stock = both(
+        lambda: FreezesInAWindow(ADAMW),
+        lambda: (Batches(count=8),),
+        fresh=True,
+        backend={"audit": True},
+        max_epochs=3,
+        accumulate_grad_batches=3,
+    )
+    assert_same_run(ours, stock)

@@ -42,7 +42,6 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.trace_errors import (
-    FrozenNumber,
     StateChanged,
     UnsupportedState,
 )
@@ -215,22 +214,6 @@ def check_trainer(trainer: Any, before: dict[str, Any], codes: list[CodeType]) -
         elif name in changed - {_STOP}:
             text = f"trainer.{name} was changed while the step was traced; that happens once"
             warn(f"trainer.{name}", text, line, "a host hook such as on_train_batch_end")
-
-
-def _refuse_set_numbers(scope: LightningScope, before: Snapshot) -> None:
-    """Raise where an evaluation has set a number of an optimizer."""
-    step, optimizers = scope._step_name, scope.strategy._optimizers
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        was = before.before(group) or {}
-        for key in (key for key in group if group[key] is not was.get(key, MISSING)):
-            raise FrozenNumber(
-                f"{step} set param_groups[{key!r}] of an optimizer, which happened once, when it"
-                " was traced.",
-                line=scope.line_of(step),
-                remedy="in a hook after it, which runs on the host for every batch, such as"
-                " on_validation_batch_end:"
-                f" self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
-            )
 
 
 def _writes(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, str, UserLine]]:
@@ -407,8 +390,6 @@ class LightningScope(Scope):
         codes = codes_reached(self._hooks())
         warn_of_types(codes, [key for slot in self.counts.slots for _, key in slot.held])
         check_trainer(self.trainer, before.before(vars(self.trainer)), codes)
-        if not self.trains:
-            _refuse_set_numbers(self, before)
 
     def _hooks(self) -> list[Any]:
         """The step, and the hooks in it."""

@@ -34,6 +34,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     install,
     number_slots,
     read_numbers,
+    refuse_set_numbers,
     set_numbers,
     traced_groups,
 )
@@ -47,6 +48,7 @@ from fulgurite.backends.csx.state import (
     StateFakeTensor,
     StateInput,
     StateTensor,
+    begin_handover,
     fake_for,
     module_places,
     optimizer_places,
@@ -82,16 +84,15 @@ class StepInputs:
         self.parameters = scope.parameters()
         self._schedulers = program_schedulers(scope.schedulers)
         places = self._places(trees)
-        if first is not None and scope.python_runs_once:
-            # what the host put elsewhere since is no state of the program
-            places = (place for place in places if place.name in first.places)
+        compared = first if scope.python_runs_once else None
+        if compared is not None:  # what the host put elsewhere since is no state of the program
+            places = (place for place in places if place.name in compared.places)
         self.state = state_inputs(places)
         known = {id(held.tensor) for held in self.state_tensors()} if scope.trains else set[int]()
         trained = {name: p for name, p in self.parameters.items() if id(p) in known}
-        self.gradients = Gradients(trained, scope)
         # whatever the host has put there since, the program was built for this
-        if first is not None and scope.python_runs_once:
-            self.gradients.handover.was_none = first.was_none
+        was_none = None if compared is None else compared.was_none
+        self.gradients = Gradients(begin_handover(trained, scope, was_none))
         scope.counts.find_kept(scope.module.modules())
         self.number_slots = number_slots(scope.named_optimizers, self._schedulers, scope.counts)
         # real tensors, which no module holds, become constants of the graph
@@ -334,6 +335,8 @@ class CountFound(Exception):
 def numbers_set(inputs: StepInputs, host: HostState, attributes: Attributes) -> list[NumberCall]:
     """What is set on the host for numbers that the step changed; CountFound: one was no input."""
     scope = host.scope
+    if not scope.trains:
+        refuse_set_numbers(inputs.groups, scope.line_of("validation_step"))
     calls = [
         NumberCall(f"param_groups['{key}']", (group.optimizer, group.index, key), [], number)
         for group, key, number in set_numbers(inputs.groups, scope.line_of("training_step"))

@@ -321,6 +321,23 @@ def set_numbers(
             )
 
 
+def refuse_set_numbers(groups: list[TracedGroup], line: UserLine | None) -> None:
+    """Raise where an evaluation has set something in a group; ``line`` is as in ``set_numbers``.
+
+    Raises:
+        FrozenNumber: it has.
+    """
+    for group in groups:
+        for key in group.changed():
+            raise FrozenNumber(
+                f"An evaluation set param_groups[{key!r}] of an optimizer, which would happen once,"
+                " when it is traced.",
+                line=group.lines.get(key) or line,
+                remedy="in a hook after it, which runs on the host for every batch, such as"
+                f" on_validation_batch_end: self.trainer.{group.place}[{key!r}] = ...",
+            )
+
+
 def new_numbers(groups: list[TracedGroup]) -> Iterator[tuple[TracedGroup, str]]:
     """The numbers that the step has put into groups, and that were not there."""
     for group in groups:

@@ -28,6 +28,7 @@ from fulgurite.backends.csx.state.fake_swap import traced_as_fakes as traced_as_
 from fulgurite.backends.csx.state.gradients import GradientHandover as GradientHandover
 from fulgurite.backends.csx.state.gradients import Gradients as Gradients
 from fulgurite.backends.csx.state.gradients import StageGradients as StageGradients
+from fulgurite.backends.csx.state.gradients import begin_handover as begin_handover
 from fulgurite.backends.csx.state.gradients import gradient_mismatch as gradient_mismatch
 from fulgurite.backends.csx.state.gradients import unseen_clearing as unseen_clearing
 from fulgurite.backends.csx.state.in_files import keep_within_budget as keep_within_budget

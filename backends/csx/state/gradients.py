@@ -187,12 +187,38 @@ def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
     return next((why for why in (one.mismatch() for one in handovers) if why), None)
 
 
+def begin_handover(
+    parameters: dict[str, nn.Parameter],
+    scope: GradientScope,
+    was_none: frozenset[str] | None,
+) -> GradientHandover:
+    """What a trace finds in ``p.grad``.
+
+    Args:
+        parameters: all by name; those that require no gradient and have none get no input.
+        scope: says which of them the host sees between steps.
+        was_none: those that the trace found None which this one is compared with; None: it is not.
+    """
+    made = GradientHandover(
+        every=parameters,
+        parameters=parameters,
+        scope=scope,
+        on_host=scope.gradients_on_host,
+        shown=scope.shows_gradients,
+        all_kept=scope.keeps_gradients,
+    )
+    none_now = frozenset(filter(made.is_none, parameters))
+    made.was_none = none_now if was_none is None else was_none
+    there = parameters.keys() - made.was_none
+    made.parameters = {n: p for n, p in parameters.items() if p.requires_grad or n in there}
+    return made
+
+
 class Gradients:
     """The gradients of one trace.
 
     Args:
-        parameters: all parameters by name; those that require none and have none get no input.
-        scope: says which of them the host sees between steps.
+        handover: as ``begin_handover`` makes it.
 
     Attributes:
         arrived: called with a parameter whose gradient a backward pass has just computed.
@@ -203,20 +229,9 @@ class Gradients:
         lasting: memory of gradients that later steps change, with the parameters' names.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
-        known = self.handover = GradientHandover(
-            every=parameters,
-            parameters=parameters,
-            scope=scope,
-            on_host=scope.gradients_on_host,
-            shown=scope.shows_gradients,
-            all_kept=scope.keeps_gradients,
-        )
-        known.was_none = frozenset(filter(known.is_none, parameters))
-        there = parameters.keys() - known.was_none
-        known.parameters = self.parameters = {
-            name: p for name, p in parameters.items() if p.requires_grad or name in there
-        }
+    def __init__(self, handover: GradientHandover) -> None:
+        self.handover = handover
+        parameters, self.parameters = handover.every, handover.parameters
         self.arrived: Callable[[Tensor], None] | None = None
         self.reduce: Callable[[Tensor], Tensor] | None = None
         self.sharded: set[int] = set()  # the identity of sharded parameters
