@@ -111,8 +111,9 @@ class AutomaticOptimization(_AutomaticOptimization):
             raise NoLoss(
                 "training_step returned None; under automatic optimization a static step has a"
                 " loss on every batch.",
-                remedy="return the loss; to weigh a batch with nothing, return loss * 0 (momentum"
-                " and weight decay still act); where no batch has one, in __init__():"
+                remedy="return the loss; to leave a batch out, a collate_fn of the loader that"
+                " returns None for it; to weigh it with nothing, return loss * 0 (momentum and"
+                " weight decay still act); where no batch has one, in __init__():"
                 " self.automatic_optimization = False",
             )
         return result
