@@ -99,6 +99,11 @@ def keep(net: Net, left: Any, x: Tensor) -> None:
     net.kept += left if isinstance(left, list) else [] if left is None else [left]
 
 
+def loaders() -> tuple[Any, ...]:
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(x), 8), DataLoader(TensorDataset(x[:8]), 8)
+
+
 LEAVE = {
     one.__name__: one
     for one in (weight, part, halves, running, in_dict, replaced, data, metric, rows)
@@ -111,8 +116,11 @@ LEAVE = {
 def test_what_a_step_leaves_is_the_memory_that_it_was(
     leave: Callable[..., Any], change: Callable[..., Any]
 ) -> None:
-    def loaders() -> tuple[Any, ...]:
-        x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
-        return DataLoader(TensorDataset(x), 8), DataLoader(TensorDataset(x[:8]), 8)
-
     assert_same_run(*both(lambda: Net(leave, change), loaders, max_epochs=2))
+
+
+@pytest.mark.numbers
+@pytest.mark.process
+def test_so_it_is_where_code_is_compiled() -> None:
+    ours, stock = both(lambda: Net(part, scale), loaders, policy="default", max_epochs=2)
+    assert_same_run(ours, stock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -76,9 +76,9 @@ class View:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The tensor over the memory of this run's input."""
-        base = inputs[self.input].detach()
+    def of(self, base: Tensor) -> Tensor:
+        """The tensor over the memory of the input of a run."""
+        base = base.detach()
         return base.as_strided(self.shape, self.stride, int(base.storage_offset()) + self.offset)
 
 

@@ -186,11 +186,12 @@ class Executable:
         if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
+        shared = [inputs[view.input] for view in self._views]  # compiled code takes the list apart
         outputs = self._run(self.loaded, inputs)
-        if self._views:
+        if shared:
             outputs = list(outputs)
-            for view in self._views:
-                outputs[view.output] = view.of(inputs)
+            for view, base in zip(self._views, shared, strict=True):
+                outputs[view.output] = view.of(base)
         if self._gradients is not None:
             self._gradients.after(gradients)
         self._unseen.put()
