@@ -301,7 +301,7 @@ def idle_numbers(inputs: StepInputs, scope: Scope) -> Iterator[tuple[int, int, s
 def numbers_of_others(inputs: StepInputs, scope: Scope) -> Iterator[Access]:
     """What an evaluation asked param groups for: it has no such inputs."""
     for group in inputs.groups if not scope.trains else ():
-        for key in group.read:
+        for key in sorted(group.read):
             value, where = group.own.get(key), f"{group.place}[{key!r}]"
             if is_scalar(value):
                 yield Access(module=group.own, name=key, where=where, before=value, line=None)

@@ -248,6 +248,16 @@ class TracedGroup(dict[str, Any]):
             )
         return super().__getitem__(key)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """What is there; it is noted, as by ``[]``."""
+        self.read.add(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        """All of it, which is noted."""
+        self.read.update(self)
+        return super().items()
+
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()
         super().__setitem__(key, value)
@@ -261,18 +271,18 @@ class TracedGroup(dict[str, Any]):
     def changed(self) -> list[str]:
         """The keys that the step set to something else."""
         keys = {**self.installed, **self}
-        return [k for k in keys if self.get(k) is not self.installed.get(k) and k != "params"]
+        return [k for k in keys if dict.get(self, k) is not self.installed.get(k) and k != "params"]
 
     def follows(self, key: str) -> bool:
         """Whether a changed number was computed from those that the program is given."""
-        given, now = self.installed.get(key), self.get(key)
+        given, now = self.installed.get(key), dict.get(self, key)
         both = isinstance(given, TracedNumber) and isinstance(now, TracedNumber)
         return both and key not in self._computed
 
     def take_where(self, skipped: Tensor, before: dict[str, Any]) -> None:
         """Let numbers that were set since be those from before, on steps that are skipped."""
         for key, was in before.items():
-            dict.__setitem__(self, key, number_where(skipped, was, self.get(key)))
+            dict.__setitem__(self, key, number_where(skipped, was, dict.get(self, key)))
 
 
 def set_numbers(

@@ -233,7 +233,8 @@ class LoggedInValidation(EverySecond):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         [group] = self.optimizers().param_groups
         self.log("rate", group["lr"])
-        self.log("decay", group["weight_decay"])
+        self.log("decay", group.get("weight_decay"))
+        self.log("both", sum(v for k, v in group.items() if k in ("lr", "weight_decay")))
 
 
 @pytest.mark.numbers
