@@ -286,7 +286,7 @@ class LightningScope(Scope):
         yield self.trainer
         yield self.trainer._logger_connector
         yield from self.strategy._lightning_optimizers
-        if not self.trains:  # the groups, which an evaluation may set
+        if not self.trains:  # whose own are none
             yield from self.strategy._optimizers
         if self._loss_scale is not None:
             yield self._loss_scale

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
@@ -71,9 +71,8 @@ class Outputs:
     def kept_by_the_user(self) -> set[int]:
         """The numbers of the program's outputs that go to the user alone, as tensors."""
         template = self.template()
-        calls = {leaf.index for leaf in pytree.tree_leaves(template.pop("calls")) if _is(leaf)}
-        leaves = filter(_is, pytree.tree_leaves(template))
-        return {leaf.index for leaf in leaves if leaf.kind is None} - calls
+        calls = {leaf.index for leaf in _outputs_in(template.pop("calls"))}
+        return {leaf.index for leaf in _outputs_in(template) if leaf.kind is None} - calls
 
     def filled(self, template: Any) -> tuple[list[tuple[Place, Any]], list[tuple[Place, Any]]]:
         """The places that are set, and those of lists, each with what it is given."""
@@ -92,8 +91,8 @@ class Output:
     is_tensor: bool = False  # such a one that stays a tensor, which a later step finds
 
 
-def _is(leaf: Any) -> TypeGuard[Output]:
-    return isinstance(leaf, Output)
+def _outputs_in(template: Any) -> Iterator[Output]:
+    return (leaf for leaf in pytree.tree_leaves(template) if isinstance(leaf, Output))
 
 
 def make_outputs(

@@ -339,10 +339,11 @@ def refuse_set_numbers(groups: list[TracedGroup], line: UserLine | None) -> None
     """
     for group in groups:
         for key in group.changed():
+            at = group.lines.get(key) or line
             raise FrozenNumber(
-                f"An evaluation set param_groups[{key!r}] of an optimizer, which would happen once,"
-                " when it is traced.",
-                line=group.lines.get(key) or line,
+                f"{'The step' if at is None else at.function} set param_groups[{key!r}] of an"
+                " optimizer, which happened once, when it was traced.",
+                line=at,
                 remedy="in a hook after it, which runs on the host for every batch, such as"
                 f" on_validation_batch_end: self.trainer.{group.place}[{key!r}] = ...",
             )

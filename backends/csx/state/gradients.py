@@ -207,8 +207,7 @@ def begin_handover(
         shown=scope.shows_gradients,
         all_kept=scope.keeps_gradients,
     )
-    none_now = frozenset(filter(made.is_none, parameters))
-    made.was_none = none_now if was_none is None else was_none
+    made.was_none = frozenset(filter(made.is_none, parameters)) if was_none is None else was_none
     there = parameters.keys() - made.was_none
     made.parameters = {n: p for n, p in parameters.items() if p.requires_grad or n in there}
     return made

@@ -115,7 +115,7 @@ class SetsInValidation(Classifier):
 @pytest.mark.fits
 def test_a_number_of_an_optimizer_that_an_evaluation_sets_is_an_error() -> None:
     """It was set once for each trace, and not by the batches after it."""
-    with pytest.raises(FrozenNumber, match=r"An evaluation set param_groups\['lr'\]") as caught:
+    with pytest.raises(FrozenNumber, match=r"validation_step set param_groups\['lr'\]") as caught:
         fit(SetsInValidation, lambda: (loader(), loader()), static=True, **FEW)
     assert caught.value.line is not None
     assert "on_validation_batch_end" in str(caught.value)
