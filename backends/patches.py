@@ -115,31 +115,42 @@ def rebind_everywhere(
 
 
 class Shared:
-    """Patches for all threads, in place while any of the blocks runs that ask for them.
+    """Patches for all threads, in place while there is anybody who asked for them.
+
+    Neither put there nor taken away while a step is traced: what another thread's trace has put
+    in the same place would be taken for the original.
 
     Args:
         patches: makes them.
     """
 
     def __init__(self, patches: Callable[[], Iterable[Patch]]) -> None:
-        self._patches, self._users, self._lock = patches, 0, threading.Lock()
+        self._patches, self._users = patches, 0
         self._stack = contextlib.ExitStack()
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Keep them in place while the block runs."""
-        with self._lock:
+    def put(self) -> None:
+        """Ask for them."""
+        with trace_lock:
             self._users += 1
             if self._users == 1:
                 changes = [(one.owner, one.name, one.replacement) for one in self._patches()]
                 self._stack.enter_context(patched(changes))
+
+    def remove(self) -> None:
+        """Need them no longer, once for each time they were asked for."""
+        with trace_lock:
+            self._users -= 1
+            if self._users == 0:
+                self._stack.close()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Ask for them while the block runs."""
+        self.put()
         try:
             yield
         finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._stack.close()
+            self.remove()
 
 
 def _of_this_thread(patch: Patch) -> Any:

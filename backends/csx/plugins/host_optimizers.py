@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,9 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.state import before_steps, forget_dropped
+from fulgurite.backends.patches import Patch, Shared, patches_of
 from fulgurite.backends.step_context import step_context
+from fulgurite.backends.torch_versions import CHECKED
 
 _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
 
@@ -57,32 +59,49 @@ class ZeroGradObserver:
     """
 
     def __init__(self, step: Callable[[], StepFunction | None]) -> None:
-        of_optimizer, of_module = Optimizer.zero_grad, nn.Module.zero_grad
-        self._originals = of_optimizer, of_module
+        self._step = step
+        _observers.append(self)
+        _PATCHES.put()
 
-        def clear(parameters: Iterable[nn.Parameter], set_to_none: bool) -> None:
-            training = step()
-            if step_context.get().is_on_host and training is not None:
-                training.clear_gradients(set(map(id, parameters)), set_to_none)
-
-        def optimizer_zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            forget_dropped(parameters)
-            of_optimizer(self, set_to_none)
-            clear(parameters, set_to_none)
-
-        def module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-            forget_dropped(self.parameters())
-            of_module(self, set_to_none)
-            clear(self.parameters(), set_to_none)
-
-        self._put(optimizer_zero_grad, module_zero_grad)
-
-    @staticmethod
-    def _put(of_optimizer: Any, of_module: Any) -> None:
-        setattr(Optimizer, "zero_grad", of_optimizer)  # noqa: B010  # mypy refuses the other form
-        setattr(nn.Module, "zero_grad", of_module)  # noqa: B010
+    def _clear(self, parameters: set[int], set_to_none: bool) -> None:
+        training = self._step()
+        if training is not None and step_context.get().is_on_host:
+            training.clear_gradients(parameters, set_to_none)
 
     def remove(self) -> None:
-        """Put torch's own back."""
-        self._put(*self._originals)
+        """Observe no more; a copy never did."""
+        if self in _observers:
+            _observers.remove(self)
+            _PATCHES.remove()
+
+
+_observers: list[ZeroGradObserver] = []  # of all fits: threads may have one each
+
+
+def _patches() -> Iterator[Patch]:
+    of_optimizer, of_module = Optimizer.zero_grad, nn.Module.zero_grad
+
+    def tell(parameters: Iterable[nn.Parameter], set_to_none: bool) -> None:
+        cleared = set(map(id, parameters))
+        for observer in tuple(_observers):
+            observer._clear(cleared, set_to_none)
+
+    def optimizer_zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        forget_dropped(parameters)
+        of_optimizer(self, set_to_none)
+        tell(parameters, set_to_none)
+
+    def module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        forget_dropped(self.parameters())
+        of_module(self, set_to_none)
+        tell(self.parameters(), set_to_none)
+
+    why = "gradients that programs keep to themselves would not be cleared"
+    cleared: Any = {"zero_grad": optimizer_zero_grad}
+    yield from patches_of(Optimizer, cleared, why=why, checked=CHECKED)
+    cleared = {"zero_grad": module_zero_grad}
+    yield from patches_of(nn.Module, cleared, why=why, checked=CHECKED)
+
+
+_PATCHES = Shared(_patches)

@@ -225,9 +225,9 @@ class StepFunction:
             set_to_none: else they are zero.
         """
         known = self._scope.parameters().items()
-        names = frozenset(name for name, p in known if id(p) in parameters)
-        self.gradients.clear(names, set_to_none)
-        self.gradients.shown = None
+        if names := frozenset(name for name, p in known if id(p) in parameters):
+            self.gradients.clear(names, set_to_none)
+            self.gradients.shown = None
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""

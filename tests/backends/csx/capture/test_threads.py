@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
 from fulgurite.backends.csx.capture.scope import BeforeTrace
+from fulgurite.backends.csx.plugins.host_optimizers import ZeroGradObserver
 from fulgurite.backends.csx.state import fake_swap
 
 pytestmark = pytest.mark.fits
@@ -161,6 +162,15 @@ def test_fits_in_two_threads_give_what_each_gives_alone(audit: bool) -> None:
     assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone, strict=True))
     assert math.sqrt is ORIGINALS["sqrt"]
     assert nn.Module.__getattribute__ is object.__getattribute__
+
+
+def test_a_fit_that_begins_beside_a_trace_takes_nothing_of_it_for_torchs() -> None:
+    module, before = Slow(0.3), (torch.optim.Optimizer.zero_grad, nn.Module.zero_grad)
+    other = Other(module, lambda: ZeroGradObserver(lambda: None))
+    with other.running():
+        fit(module)
+    other.result.remove()
+    assert (torch.optim.Optimizer.zero_grad, nn.Module.zero_grad) == before
 
 
 def test_a_step_that_waits_for_a_thread_which_reads_its_weights_is_an_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -32,3 +33,14 @@ def test_zero_grad_of_modules_and_optimizers_is_told_until_it_is_removed() -> No
     model.zero_grad()
     assert step.cleared == [{id(model.weight), id(model.bias)}, {id(model.weight)}]
     assert (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad) == before
+
+
+def test_observers_of_several_fits_end_in_any_order() -> None:
+    model, before, steps = nn.Linear(2, 2), nn.Module.zero_grad, (Step(), Step())
+    first, second = (ZeroGradObserver(lambda step=step: step) for step in steps)
+    first.remove()
+    copy.copy(second).remove()  # which was never put anywhere
+    model.zero_grad()
+    second.remove()
+    assert [len(step.cleared) for step in steps] == [0, 1]
+    assert nn.Module.zero_grad is before
