@@ -124,3 +124,30 @@ def test_what_a_step_leaves_is_the_memory_that_it_was(
 def test_so_it_is_where_code_is_compiled() -> None:
     ours, stock = both(lambda: Net(part, scale), loaders, policy="default", max_epochs=2)
     assert_same_run(ours, stock)
+
+
+class Same(Net):
+    """Notes which of what its steps leave are the very objects that they were given."""
+
+    def __init__(self) -> None:
+        super().__init__(weight, keep)
+        self.found: list[list[bool]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.ema.mul_(0.9)
+        self.last = batch[0]
+        loss = self.net(batch[0]).square().mean()
+        views = {"detached": self.old.detach(), "part": batch[0][:2]}
+        return {"loss": loss, "x": batch[0], "ema": self.ema, "w": self.net[0].weight, **views}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        now = {"x": batch[0], "ema": self.ema, "w": self.net[0].weight, "detached": self.old}
+        same = [outputs[name] is one for name, one in (*now.items(), ("part", outputs["part"]))]
+        self.found.append([*same, self.last is batch[0], outputs["w"].requires_grad])
+
+
+@pytest.mark.numbers
+def test_what_a_step_was_given_is_the_same_object_when_it_leaves() -> None:
+    ours, stock = both(Same, loaders, max_epochs=2)
+    assert ours.module.found == stock.module.found
+    assert stock.module.found[0] == [True, True, True, False, True, True, True]

@@ -258,7 +258,7 @@ class FinishedTrace:
             views=tuple(_views(shared, graph.inputs)),
         )
 
-    def _shared(self) -> dict[int, tuple[Input, Tensor]]:
+    def _shared(self) -> dict[int, tuple[Input, Tensor, bool]]:
         """Outputs for the user that are nothing but memory of the state and the batch.
 
         Of state alone that keeps its memory: neither where the step put a new tensor, nor what
@@ -292,15 +292,17 @@ class FinishedTrace:
         return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)
 
 
-def _views(shared: Mapping[int, tuple[Input, Tensor]], inputs: Sequence[Input]) -> Iterator[View]:
+def _views(
+    shared: Mapping[int, tuple[Input, Tensor, bool]], inputs: Sequence[Input]
+) -> Iterator[View]:
     """Outputs that are memory of inputs, by the inputs' positions."""
     positions = {(item.kind, item.index): i for i, item in enumerate(inputs)}
-    for output, (item, seen) in shared.items():
+    for output, (item, seen, is_input) in shared.items():
         base = item.example
         if seen.dtype == base.dtype and not seen.is_complex():  # which may be conjugated
             offset = int(seen.storage_offset()) - int(base.storage_offset())
             at = positions[item.kind, item.index]
-            yield View(at, output, seen.shape, seen.stride(), offset)
+            yield View(at, output, seen.shape, seen.stride(), offset, is_input)
 
 
 def _refuse_left(graph: Graph, scope: Scope) -> None:

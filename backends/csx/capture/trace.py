@@ -44,7 +44,7 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
-from fulgurite.backends.csx.graph.op_schema import memory_of
+from fulgurite.backends.csx.graph.op_schema import is_mutable, memory_of
 from fulgurite.backends.csx.graph.passes.rename import COPIES
 from fulgurite.backends.csx.graph.recorder import Recorder
 from fulgurite.backends.csx.hyperparams.counts import CountSlot
@@ -89,13 +89,14 @@ class Result(NamedTuple):
     """A result of a traced graph: of which layout it is, and whose memory before it was copied.
 
     That is a state's, by its name, or the node's that made it. ``line`` made the tensor; ``copied``
-    is the input whose memory it was, and the tensor there, where nothing else was done to it.
+    is the input whose memory it was, the tensor there, and whether that was the input itself, where
+    nothing else was done to it.
     """
 
     example: Tensor
     memory: Any
     line: UserLine | None
-    copied: tuple[Input, Tensor] | None
+    copied: tuple[Input, Tensor, bool] | None
 
 
 class Trace:
@@ -377,7 +378,10 @@ def results(trace: Trace, graph: fx.Graph) -> list[Result]:
         if item is None:
             return Result(example, memory, line_of(node), None)
         of = item.name if item.kind is Kind.STATE else memory
-        copied = (item, node.meta["val"]) if is_copy else None
+        looked = node
+        while is_mutable(looked.target):  # in place: it gives what it was given
+            [looked, *_] = looked.all_input_nodes
+        copied = (item, node.meta["val"], looked is memory) if is_copy else None
         return Result(example, of, line_of(node), copied)
 
     return [result(node) for node in pytree.tree_leaves(graph.output_node().args[0])]

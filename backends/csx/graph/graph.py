@@ -68,6 +68,7 @@ class View:
         output: the number of the output.
         shape, stride: of the tensor there.
         offset: from the input's own, in elements.
+        is_input: it is the very tensor.
     """
 
     input: int
@@ -75,9 +76,12 @@ class View:
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
+    is_input: bool
 
     def of(self, base: Tensor) -> Tensor:
         """The tensor over the memory of the input of a run."""
+        if self.is_input:
+            return base
         base = base.detach()
         return base.as_strided(self.shape, self.stride, int(base.storage_offset()) + self.offset)
 
