@@ -39,10 +39,10 @@ from fulgurite.backends.csx.contract.rules import (
     POINTER,
     RULES,
     SIZED,
-    choice,
     in_package,
     misuse,
 )
+from fulgurite.backends.csx.diagnostics.conditions import asks, choice
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     TraceError,
@@ -302,8 +302,10 @@ class Refusals:
         elif (place := place_in_frames(iter(frames), self._is_scalar)) is not None:
             return self._scalar(place)
         line, metric = self._line(), line_of_torchmetrics()
-        if not remedy and RULES[rule].error is ConditionalOnTensor and line is not None:
-            remedy = choice(line.source, *(frame.f_code.co_name for frame in frames))
+        is_condition = RULES[rule].error is ConditionalOnTensor
+        if not remedy and line is not None and (is_condition or asks(line)):
+            names = [frame.f_code.co_name for frame in frames]
+            remedy = choice(line, names) or RULES["condition"].remedy
         if metric is not None:
             done, remedy = f"{done} inside torchmetrics ({metric})", METRIC_REMEDY
         return misuse(rule, line, remedy=remedy, tensor=self._names(tensor), done=done)

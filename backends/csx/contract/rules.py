@@ -176,31 +176,6 @@ class Rule(NamedTuple):
     calls: Mapping[Any, str] = MappingProxyType({})  # torch functions, and what {done} says of each
 
 
-_CHOSEN_BY = {
-    "max": "torch.maximum(a, b)",
-    "min": "torch.minimum(a, b)",
-    "sorted": "torch.stack([a, b]).sort().values",
-    "any": "torch.where(x.any(), a, b)",
-    "all": "torch.where(x.all(), a, b)",
-}
-"""Functions of Python's that ask tensors for their truth, and what to write for them."""
-_TRUNCATED = (
-    "the same distribution without drawing again:\n"
-    "      lo, hi = (math.erf((bound - mean) / (std * 2**0.5)) for bound in (a, b))\n"
-    "      x.uniform_(lo, hi).erfinv_().mul_(std * 2**0.5).add_(mean)"
-)
-_ASSERT = (
-    "torch.where for a choice; to look at values, a step closure:\n"
-    "      @fulgurite.step_closure\n"
-    "      def check(ok):  # runs on the host after every step: check(condition)\n"
-    "          assert ok"
-)
-_SKIP = (
-    "to leave out steps whose loss or gradients are not finite, a callback (torch.where on the"
-    " loss\n    still gives NaN gradients, for 0 * NaN is NaN):\n"
-    "      Trainer(callbacks=[fulgurite.callbacks.CheckLoss(max_consecutive_skips=10)])\n"
-    "    for a value that no gradient comes from: torch.nan_to_num(x), torch.where(condition, a, b)"
-)
 READ_LATER = (
     'leave it a tensor: x.detach() in a computation, self.log("name", x); to look at it:\n'
     "      @fulgurite.step_closure\n"
@@ -478,22 +453,3 @@ def in_package(frame: FrameType | None) -> str:
                     found = remedy  # of the outermost: the user calls it, or may
         frame = frame.f_back
     return found
-
-
-def choice(source: str, *torchs: str) -> str:
-    """The remedy for a line that asks a tensor for its truth; empty where the rule's will do.
-
-    Args:
-        source: the line.
-        torchs: names of torch's functions that it called, if it is one of them that asks.
-    """
-    if "trunc_normal_" in torchs:
-        return _TRUNCATED
-    if re.search(r"\bassert", source):
-        return _ASSERT
-    if re.search(r"\bis_?(nan|finite|inf)\(", source):
-        return _SKIP
-    found = re.search(rf"(?<![\w.])({'|'.join(_CHOSEN_BY)})\(", source)
-    if found is None:
-        return ""
-    return f"for {found[1]}(...), in tensor operations:\n      {_CHOSEN_BY[found[1]]}"

@@ -102,10 +102,16 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {near!r}?" if near else ""
 
 
-def missing(key: str, given: Iterable[object]) -> str:
-    """What to say where a key is not among those that are given."""
-    near = _most_like(key, map(str, given), cutoff=0.8)
-    return f"{key}: required, and not given{f'; {near!r} is' if near else ''}."
+def missing(key: str, given: Iterable[str], path: Path) -> Problem:
+    """What to say where a key is not among those that are given: one of them may be misspelt."""
+    if near := _most_like(key, given, cutoff=0.8):
+        return Problem((*path, near), f"no such key. Did you mean {key!r}?")
+    return Problem(path, f"{key}: required, and not given.")
+
+
+def is_misspelt(key: str, unknown: Iterable[object], known: Iterable[str]) -> bool:
+    """Whether one of the keys that nobody knows is told to be meant for this one."""
+    return any(_most_like(one, known) == key for one in unknown)
 
 
 def _most_like(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -79,7 +79,7 @@ def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Prob
             return _flat(value, word, path, title)
     first = next(iter(value.values()))
     if key != "name" and (len(value) > 1 or not isinstance(first, (Mapping, type(None)))):
-        return Problem(path, missing(key, value))
+        return missing(key, map(str, value), path)
     if len(value) > 1:
         return Problem(path, _two_names(value, title))
     [(name, arguments)] = value.items()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fulgurite.config.document.problems import Path, Problem, choices, missing, shown
+from fulgurite.config.document.problems import Path, Problem, choices, is_misspelt, shown
 from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import constructor_error
 from fulgurite.config.types.report import Call, made
@@ -63,9 +63,10 @@ class Keys:
         """Each key that is given, checked."""
         if not is_mapping(value, path, report):
             return {}
+        unknown = value.keys() - self.shapes
         for key in self.required:
-            if key not in value:
-                report.problem(path, missing(key, value.keys() - self.shapes))
+            if key not in value and not is_misspelt(key, unknown, self.shapes):
+                report.problem(path, f"{key}: required, and not given.")
         found = {}
         for key, item in value.items():
             at = (*path, key)

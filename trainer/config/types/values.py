@@ -19,7 +19,7 @@ from typing import Any
 from jsonargparse import ArgumentError, Namespace
 
 from fulgurite.config.document.nodes import plain_scalar
-from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown
+from fulgurite.config.document.problems import Path, Problem, choices, is_misspelt, nearest, shown
 from fulgurite.config.types.categories import ANY_CLASS
 from fulgurite.config.types.classes import Category, Named, named
 from fulgurite.config.types.report import Call, Later, Report, walk
@@ -127,8 +127,9 @@ def check_arguments(
         elif not report.note_ignored(at):
             takes = choices(key, known) if known else " It takes no arguments."
             report.problem(at, f"{name} takes no {shown(key)}.{takes}")
+    unknown = () if signature.open_ended else given.keys() - known.keys()
     for key, item in known.items():
-        if item.required and key not in given:
+        if item.required and key not in given and not is_misspelt(key, unknown, known):
             kinds = alternatives(item.kind)
             kind = f" ({type_names(kinds)})" if kinds[0] not in _ANYTHING else ""
             report.problem(path, f"{name} needs {key}{kind}, which is not given.")
