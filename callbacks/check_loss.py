@@ -215,8 +215,9 @@ class CheckLoss(SparseCallback):
         self.skipped += 1
         if self.skipped == 1:
             warnings.warn(
-                f"{error}\nThe step was left out: weights and optimizer state are as before. Later"
-                " ones are counted in CheckLoss.skipped.",
+                f"{error}\nThe step was left out, with all batches of its window of accumulation:"
+                " weights and optimizer state are as before. Later ones are counted in"
+                " CheckLoss.skipped.",
                 stacklevel=2,
             )
 
@@ -228,10 +229,8 @@ class CheckLoss(SparseCallback):
         else:
             where = f"at backward number {before + 1} of this run"
         at_once = "" if is_static(trainer) else " To see it at once: log_every_n_steps=1."
-        return (
-            f"{_described(kind, where, trainer)}{at_once} To train on without such steps:"
-            " CheckLoss(max_consecutive_skips=n)."
-        )
+        skips = " To train on without such steps: CheckLoss(max_consecutive_skips=n)."
+        return f"{_described(kind, where, trainer)}{at_once}{'' if self._max_skips else skips}"
 
 
 def _code(count: Tensor, kind: int) -> Tensor:

@@ -7,6 +7,7 @@ code is an entry point of the program, and advances Lightning's counters as it w
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from fulgurite.backends.csx import (
     STEP,
     NoLoss,
     refuse_stop_iteration,
+    returns_value,
     step_clears,
     strategy_of,
 )
@@ -72,10 +74,10 @@ class AutomaticOptimization(_AutomaticOptimization):
         if not accumulating and skips:
             # by the gradients of the epoch before, as eagerly, unless a validation has cleared them
             with running(steps_optimizer=True):
-                self._optimizer_step(batch_idx, lambda: output["loss"])
+                self._optimizer_step(batch_idx, lambda: output.get("loss"))
         elif not accumulating:
             progress.step.increment_by(1)
-        self.losses.observe(output["loss"], kwargs["batch"], not accumulating)
+        self.losses.observe(output.get("loss"), kwargs["batch"], not accumulating)
         return output
 
     def _trace(
@@ -85,7 +87,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         strategy = strategy_of(self.trainer)
         arguments = strategy.traced_arguments(kwargs)
         closure = Closure(
-            step_fn=lambda: self._step_with_loss(arguments),
+            step_fn=lambda: self._checked_step(arguments),
             backward_fn=self._make_backward_fn(optimizer),
             zero_grad_fn=lambda: self._clear_gradients(optimizer, batch_idx),
         )
@@ -97,7 +99,8 @@ class AutomaticOptimization(_AutomaticOptimization):
             else:
                 with _block_parallel_sync_behavior(strategy, block=True):
                     closure()
-        return closure.consume_result().asdict()
+        result = closure.consume_result()
+        return {} if result.loss is None else result.asdict()  # as Lightning's
 
     def _clear_gradients(self, optimizer: Optimizer, batch_idx: int) -> None:
         """What Lightning does after ``training_step``, where the step is to do it itself."""
@@ -105,15 +108,14 @@ class AutomaticOptimization(_AutomaticOptimization):
         if step_clears(self.trainer, optimizer, begins=clear is not None) and clear is not None:
             clear()
 
-    def _step_with_loss(self, kwargs: OrderedDict[str, Any]) -> ClosureResult:
-        result = self._training_step(kwargs)
-        if result.closure_loss is None:
+    def _checked_step(self, kwargs: OrderedDict[str, Any]) -> ClosureResult:
+        result, step = self._training_step(kwargs), self.trainer.lightning_module.training_step
+        code = getattr(inspect.unwrap(step), "__code__", None)
+        if result.closure_loss is None and code is not None and not returns_value(code):
             raise NoLoss(
-                "training_step returned None; under automatic optimization a static step has a"
-                " loss on every batch.",
-                remedy="return the loss; to leave a batch out, a collate_fn of the loader that"
-                " returns None for it; to weigh it with nothing, return loss * 0 (momentum and"
-                " weight decay still act); where no batch has one, in __init__():"
+                "training_step returned None, and does so on every batch: there is nothing to train"
+                " by.",
+                remedy="return the loss; where no batch has one, in __init__():"
                 " self.automatic_optimization = False",
             )
         return result

@@ -28,6 +28,7 @@ ACCUMULATE      the one that only adds to the gradients
 BuiltOnly       raised in place of a step's result, where a run only builds
 InputChanged    the error of a batch that fits no program
 NoLoss          the error of a step without a loss
+returns_value   whether a function's source returns something
 refuse_stop_iteration  an error of StopIteration that left the user's code
 overrides       whether a hook is somebody's own
 step_clears     whether a step clears gradients itself
@@ -44,6 +45,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fulgurite.backends.csx.capture import overrides as overrides
     from fulgurite.backends.csx.capture import step_clears as step_clears
+    from fulgurite.backends.csx.diagnostics.mentions import returns_value as returns_value
     from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged as InputChanged
     from fulgurite.backends.csx.diagnostics.trace_errors import NoLoss as NoLoss
     from fulgurite.backends.csx.diagnostics.trace_errors import (
@@ -71,6 +73,7 @@ _HOMES = {
     "StaticGraph": "plugins.strategy",
     "overrides": "capture",
     "refuse_stop_iteration": "diagnostics.trace_errors",
+    "returns_value": "diagnostics.mentions",
     "step_clears": "capture",
     "strategy_of": "plugins.strategy",
 }

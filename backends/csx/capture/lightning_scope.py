@@ -88,6 +88,12 @@ def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
     return not names.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
 
 
+def set_by_hooks(trainer: Any, module: pl.LightningModule) -> set[str]:
+    """The names of the attributes that the code of host hooks sets."""
+    codes = codes_reached(hook for _, hook in _hooks(trainer, module))
+    return {said.name for code in codes for said in mentions(code) if said.is_set}
+
+
 def hooks_between_steps(trainer: Any, module: pl.LightningModule) -> frozenset[str]:
     """Names of the hooks that the user wrote and that run on the host between two steps."""
     written = {name for name, hook in _hooks(trainer, module) if not is_from_library(hook)}

@@ -32,6 +32,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     TracedGroup,
     as_vector,
     install,
+    is_known,
     number_slots,
     read_numbers,
     refuse_set_numbers,
@@ -285,14 +286,15 @@ def _check_attributes(state: list[StateTensor], found: list[dict[str, Any]]) -> 
 
 
 def idle_numbers(inputs: StepInputs, scope: Scope) -> Iterator[tuple[int, int, str]]:
-    """The numbers that a step asks no group for, of optimizers that it does not step.
+    """The numbers that a step asks no group for, of known optimizers and those it does not step.
 
     Each by the optimizer's place, the group's, and its key.
     """
     if not scope.trains:
         return
     stepped = set(map(id, inputs.gradients.stepped))
-    places = {id(one): i for i, one in enumerate(scope.optimizers) if id(one) not in stepped}
+    pairs = enumerate(scope.optimizers)
+    places = {id(one): i for i, one in pairs if id(one) not in stepped or is_known(one)}
     for group in inputs.groups:
         if (i := places.get(id(group.optimizer))) is not None:
             yield from ((i, group.index, key) for key in group if key not in group.read)

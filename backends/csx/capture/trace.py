@@ -28,6 +28,7 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
+from fulgurite.backends.csx.capture.lightning_scope import set_by_hooks
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.patch_table import traceable
 from fulgurite.backends.csx.capture.recording import Recording, Updates
@@ -50,6 +51,7 @@ from fulgurite.backends.csx.graph.recorder import Recorder
 from fulgurite.backends.csx.hyperparams.counts import CountSlot
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
+from fulgurite.backends.csx.hyperparams.slots import used_with_gradients
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
 from fulgurite.backends.csx.state import DroppedGradient
@@ -240,6 +242,7 @@ class Trace:
         scope, inputs = self.scope, self.inputs
         yield torch.set_grad_enabled(scope.trains)
         yield inputs.gradients.noting_steps(scope.backward_is_lightnings)
+        yield used_with_gradients(inputs.gradients.unseen)
         yield self.updates.noting(graph, self.observers.node_of)
         yield from self.observers.around_step()
         yield keep_flat_weights(self.host.modules)
@@ -274,12 +277,21 @@ class Trace:
             # what follows is ours, and brings results to their places: comparisons tell it apart
             last = last_node(graph)
             with torch.no_grad():
-                kept = inputs.gradients.keep(bool(self.run_guards), inputs.memory)
+                kept = inputs.gradients.keep(_takes_turns(self), inputs.memory)
                 collected, tensors = collect(inputs, self.host, observers, result, calls, reset_ids)
                 for gradient, value in kept:
                     gradient.copy_(value)
         self.result = TraceResult(collected, last, False, [])
         return tensors
+
+
+def _takes_turns(trace: Trace) -> bool:
+    """Whether counters of the run, or what hooks set, may choose another program next time."""
+    scope = trace.scope
+    if trace.run_guards or scope.backward_is_lightnings or scope.trainer is None:
+        return bool(trace.run_guards)
+    read = {one.name for one in trace.observers.attributes.reads()}
+    return not read.isdisjoint(set_by_hooks(scope.trainer, scope.module))
 
 
 # -- a step that no program is for -----------------------------------------------------------------

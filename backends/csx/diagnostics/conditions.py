@@ -27,15 +27,25 @@ _ASSERT = (
     "      def check(ok):  # runs on the host after every step: check(condition)\n"
     "          assert ok"
 )
+_BY_BATCH = (
+    "      def on_train_batch_start(self, batch, batch_idx):  # on the host, before the step\n"
+    "          self.skip = bool(condition)  # of the batch\n"
+    "      if self.skip:  # in training_step\n"
+    "          return None"
+)
 _SKIP = (
     "to leave out steps whose loss or gradients are not finite, a callback (torch.where on the"
-    " loss\n    still gives NaN gradients, for 0 * NaN is NaN):\n"
+    " loss\n    still gives NaN gradients, for 0 * NaN is NaN); it leaves out whole windows of"
+    " accumulation:\n"
     "      Trainer(callbacks=[fulgurite.callbacks.CheckLoss(max_consecutive_skips=10)])\n"
+    "    for a batch that holds such values:\n"
+    f"{_BY_BATCH}\n"
     "    for a value that no gradient comes from: torch.nan_to_num(x), torch.where(condition, a, b)"
 )
 _LEFT_OUT = (
-    "a batch left out for its values: in the loader's collate_fn, which returns None. One that is\n"
-    "    left out for its loss counts nothing, and the optimizer steps with gradients of zero:\n"
+    "a batch is left out for its values by a hook:\n"
+    f"{_BY_BATCH}\n"
+    "    for its loss, with gradients of zero, by which the optimizer still steps:\n"
     "      loss = torch.where(condition, 0.0, loss)"
 )
 _STOP = (

@@ -55,6 +55,19 @@ def mentions(code: CodeType) -> tuple[Mention, ...]:
     return _mentions(code, code.co_filename)
 
 
+def returns_value(code: CodeType) -> bool:
+    """Whether there is a ``return`` with something in a function's source, or no source at all."""
+    scopes = _scopes("".join(linecache.getlines(code.co_filename)))
+    found = scopes.get((code.co_name, code.co_firstlineno), ())
+    values = [
+        one.value for scope in found for one in _nodes_of(scope) if isinstance(one, ast.Return)
+    ]
+    return not found or not all(ast.dump(one or ast.Constant(None)) == _NONE for one in values)
+
+
+_NONE = ast.dump(ast.Constant(None))
+
+
 @functools.lru_cache(maxsize=4096)  # with the file, which code objects of two files may differ in
 def _mentions(code: CodeType, file: str) -> tuple[Mention, ...]:
     lines = linecache.getlines(file)

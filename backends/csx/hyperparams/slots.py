@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer, Rprop
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     FrozenNumber,
@@ -218,6 +221,8 @@ class TracedGroup(dict[str, Any]):
 
     Attributes:
         own: the group that it stands for.
+        read: keys that the step asked it for.
+        asked_by_step: those that ``optimizer.step()`` did, of an optimizer that is known.
     """
 
     def __init__(
@@ -232,10 +237,16 @@ class TracedGroup(dict[str, Any]):
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
-        self.read = set[str]()
+        self.read, self.asked_by_step = set[str](), set[str]()
+        homes = {kind.__module__ for kind in type(optimizer).__mro__}
+        self._homes = homes if is_known(optimizer) else frozenset[str]()
+
+    def _note(self, keys: Iterable[str]) -> None:
+        by_step = sys._getframe(2).f_globals.get("__name__") in self._homes
+        (self.asked_by_step if by_step else self.read).update(keys)
 
     def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
+        self._note([key])
         if key == "lr" and self.scheduled_at is not None:
             raise FrozenNumber(
                 "The step read a learning rate after scheduler.step(), at"
@@ -250,12 +261,12 @@ class TracedGroup(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """What is there; it is noted, as by ``[]``."""
-        self.read.add(key)
+        self._note([key])
         return super().get(key, default)
 
     def items(self) -> Any:
         """All of it, which is noted."""
-        self.read.update(self)
+        self._note(self)
         return super().items()
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -401,6 +412,28 @@ _OF_SCHEDULERS = {
 """Keys of param groups that schedulers of torch's keep there for themselves."""
 
 
+@contextlib.contextmanager
+def used_with_gradients(unseen: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """In the block, what known optimizers ask a group for counts where they find a gradient.
+
+    Args:
+        unseen: lets ``p.grad`` be looked at.
+    """
+
+    def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            with unseen():
+                is_used = any(p.grad is not None for p in group["params"])
+            if is_used and isinstance(group, TracedGroup):
+                group.read |= group.asked_by_step
+
+    handle = register_optimizer_step_post_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def unused_guards(
     slots: Sequence[NumberSlot | CountSlot],
     used: frozenset[int],
@@ -432,16 +465,16 @@ def unused_guards(
 
 def _may_count(slot: NumberSlot, optimizers: list[Optimizer]) -> bool:
     """Whether another step may move it: a whole number, which code in C asks for its value."""
-    return not _is_known(optimizers[slot.optimizer]) and type(slot.value(optimizers)) is int
+    return not is_known(optimizers[slot.optimizer]) and type(slot.value(optimizers)) is int
 
 
 def _is_frozen(optimizer: Optimizer, group: int) -> bool:
     """Whether a group's parameters all are frozen, and so known to be left alone."""
-    return _is_known(optimizer) and not any(
+    return is_known(optimizer) and not any(
         p.requires_grad for p in optimizer.param_groups[group]["params"]
     )
 
 
-def _is_known(optimizer: Optimizer) -> bool:
+def is_known(optimizer: Optimizer) -> bool:
     """Whether it is one of torch's or of this package."""
     return type(optimizer).__module__.partition(".")[0] in ("torch", "fulgurite")

@@ -377,7 +377,11 @@ class BatchSpec:
                 raise InputChanged(
                     f"{leaf.name} was {leaf.value!r} when the step was traced and read it, and now"
                     f" is {leaves[i]!r}. It is a constant of the program.",
-                    remedy=f"make it a tensor in the dataset: torch.tensor({leaves[i]!r})"
+                    remedy=f"for a branch, in on_train_batch_start: self.chosen = {leaf.name}, and"
+                    " if self.chosen: in the step; in a computation, torch.where(t, a, b) with a"
+                    f" tensor of the dataset: torch.tensor({leaves[i]!r})"
+                    if isinstance(leaves[i], bool)
+                    else f"make it a tensor in the dataset: torch.tensor({leaves[i]!r})"
                     if isinstance(leaves[i], (int, float))
                     else "make it a tensor (an index, a mask) in the dataset; to keep it"
                     " beside a result, return it from the step, to a hook such as"

@@ -121,6 +121,7 @@ class Misfit(NamedTuple):
     change: HostChange | None = None  # a phase that a hook began, of a value that Python reads
     # a batch is compared before the numbers, by which another phase may have begun since
     is_of_earlier_phase: Callable[[], bool] = lambda: False
+    held: int = 0  # how many kinds of conditions held before it
 
 
 class Guards:
@@ -187,20 +188,21 @@ class Guards:
             return Misfit(StateChanged, why, is_phase=True)
         if self.is_emptied():
             why = "there is not all of the state that a first step makes"
-            return Misfit(StateChanged, why, is_phase=True)
+            return Misfit(StateChanged, why, is_phase=True, held=1)
         if (self._run or self._run_later) and (other := self._answered_otherwise()):
-            return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
+            return Misfit(StateChanged, other, is_phase=True, is_of_run=True, held=2)
         if (change := self._scalars.changed_by_now()) is not None:
-            return Misfit(StateChanged, change.what, is_phase=True, change=change)
+            return Misfit(StateChanged, change.what, is_phase=True, change=change, held=3)
         tensors = self.batch.accept(batch)
         if tensors is None:
             earlier = functools.partial(self._groups.begins_phase, self.numbers)
-            return Misfit(InputChanged, self.batch.difference(batch), is_of_earlier_phase=earlier)
+            why = self.batch.difference(batch)
+            return Misfit(InputChanged, why, is_of_earlier_phase=earlier, held=4)
         broken = self._gradients and gradient_mismatch(self._gradients)
         if broken:
-            return Misfit(StateChanged, broken, is_phase=True, is_of_run=True)
+            return Misfit(StateChanged, broken, is_phase=True, is_of_run=True, held=5)
         answer = self._groups.update(self.numbers)
-        return tensors if answer is None else Misfit(StateChanged, *answer)
+        return tensors if answer is None else Misfit(StateChanged, *answer, held=6)
 
     def is_emptied(self) -> bool:
         """Whether there is not all of the state, so that another program makes it."""

@@ -187,7 +187,8 @@ class Selection:
         self.why, self._since = (self._since, ""), ""  # of pruning, which left none to misfit
         if not misfits:
             return
-        misfit = (counted or misfits)[-1]
+        # the last of those that come nearest: the reason is what another program would need
+        misfit = max(reversed(counted or misfits), key=lambda one: one.held)
         most = ""
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"

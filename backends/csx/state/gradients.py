@@ -354,12 +354,12 @@ class Gradients:
         finally:
             handle.remove()
 
-    def keep(self, asks_run: bool, memory: Collection[int]) -> list[tuple[Tensor, Tensor]]:
+    def keep(self, in_turns: bool, memory: Collection[int]) -> list[tuple[Tensor, Tensor]]:
         """The inputs with their final gradients, to be written when what a step keeps is copied.
 
         Args:
-            asks_run: the step asks for counters of the run: programs take turns by hand, and each
-                needs the gradients of all.
+            in_turns: another program may follow, for which a counter or a hook decides: by hand
+                each needs the gradients of all.
             memory: the identity of that of the graph's inputs.
 
         Raises:
@@ -369,7 +369,7 @@ class Gradients:
         known, left = self.handover, self.handover.tensor_after
         in_parts = any(id(p) in self.sharded for p in self.parameters.values())
         by_hand = known.scope.trains and not known.scope.backward_is_lightnings
-        in_turns = asks_run and (by_hand or self._clears_itself)
+        in_turns &= by_hand or self._clears_itself
         known.all_kept |= in_turns and not known.on_host and not in_parts
         if not (by_hand or known.on_host):
             known.unused.clear()  # else they are for another program

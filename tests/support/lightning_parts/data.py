@@ -72,6 +72,14 @@ class SkipsAll(Tiny):
         return -1
 
 
+class NothingSometimes(Tiny):
+    """No loss on some batches, which a counter tells."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 1 or self.current_epoch == 1 else loss
+
+
 class Nothing(Tiny):
     """No loss on any batch."""
 
@@ -130,11 +138,12 @@ DATA: dict[str, dict[str, Part]] = {
         "always": Part(module=SkipsAll),
     },
     "`training_step` returns None": {
+        "for some batches, by a counter": Part(module=NothingSometimes),
         "for every batch, manual optimization": Part(module=NothingByHand),
         "for every batch": Part(
             module=Nothing,
-            refused=r"training_step returned None(.|\n)*automatic_optimization = False",
-            why="a step has a loss on every batch; manual optimization, or `return loss * 0`",
+            refused=r"returned None, and does so on every batch(.|\n)*automatic_optimization = F",
+            why="nothing would be trained by it; manual optimization",
         ),
     },
 }

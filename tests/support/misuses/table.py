@@ -774,7 +774,7 @@ LEAKS = [
 ]
 
 LOSSES = [
-    _row("none", "`training_step` returns None", "no_loss", "return None", "return loss * 0"),
+    _row("none", "`training_step` returns None", "no_loss", "return None", "return loss"),
     _row(
         "detached",
         "a loss that no gradient goes through",
