@@ -88,7 +88,7 @@ def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
     return not names.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
 
 
-def set_by_hooks(trainer: Any, module: pl.LightningModule) -> set[str]:
+def set_by_hooks(trainer: Any, module: Any) -> set[str]:
     """The names of the attributes that the code of host hooks sets."""
     codes = codes_reached(hook for _, hook in _hooks(trainer, module))
     return {said.name for code in codes for said in mentions(code) if said.is_set}

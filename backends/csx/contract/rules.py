@@ -128,7 +128,8 @@ SIZED = {
     "one_hot": "the number of classes: one_hot(x, num_classes=10)",
     "repeat_interleave": "repeats as a Python number, or output_size=",
     "pack_padded_sequence": "the padded batch, and the output where each sequence ends:"
-    " out[torch.arange(len(out)), lengths - 1]",
+    " out[torch.arange(len(out)), lengths - 1]; with bidirectional=True a second RNN over the rows"
+    " turned around, as in docs/variable_lengths.md",
     "linalg_lstsq": "torch.linalg.pinv(a) @ b",
     "ctc_loss": "the same loss in tensor operations over the padded targets, as in"
     " docs/ctc.md; torch's own sizes its table by the longest target",

@@ -16,6 +16,7 @@ many, the user has to pad them, or to put those of a size together (``VaryingDim
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -153,6 +154,8 @@ class VaryingDimension(NamedTuple):
 
     def buckets(self) -> str:
         """Code that brings batches to a few sizes."""
+        if self.dimension == 0 and len(self.sizes) > 2:  # not the last batch alone
+            return "batches of as many rows, padded in collate_fn, and a mask"
         if self.dimension == 0:
             return "batches of one size, DataLoader(drop_last=True)"
         sizes = sorted({-(-self.sizes[-1] * part // 24) * 8 for part in (1, 2, 3)})
@@ -177,7 +180,8 @@ class VaryingDimension(NamedTuple):
 def told_of_shapes(stage: str, found: list[VaryingDimension], most: int) -> str:
     """What becomes of batches of more shapes than ``most`` where that is no error, in a line."""
     seen = f" ({'; '.join(map(str, found))})" if found else ""
-    faster = found[0].buckets() if found else "batches of one structure"
+    hardest = min(found, key=lambda one: (one.dimension, -len(one.sizes)), default=None)
+    faster = "batches of one structure" if hardest is None else hardest.buckets()
     return (
         f"{stage} batches have more than {most} shapes{seen}. {most} are compiled; batches of any"
         " other run as in Lightning, at its speed (in several processes, with a loss scale and"
@@ -467,4 +471,5 @@ def _sort(leaf: Any) -> str:
 
 def _structure(tree: pytree.TreeSpec) -> str:
     placeholder = pytree.tree_unflatten(["*"] * tree.num_leaves, tree)
-    return str(placeholder).replace("'*'", "*")
+    text = str(placeholder).replace("'*'", "*")
+    return re.sub(r"\*(, \*){7,}", lambda row: f"{row[0].count('*')} elements", text)

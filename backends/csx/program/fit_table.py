@@ -205,7 +205,7 @@ def _shapes(fit: FitSummary) -> str:
         return ""
     return (
         f"{fit.other_shapes:,} more than are compiled: {fit.other_shapes_batches:,} batches ran"
-        " without a program; padded to few sizes, all are compiled (PadToBuckets)"
+        " without a program; padded to few sizes, all are compiled"
     )
 
 

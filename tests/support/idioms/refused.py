@@ -44,7 +44,8 @@ class PackedSequence(Refused):
     error = DynamicShape
     why = "the length of packed data is the sum of the lengths"
     instead = (
-        "the padded batch, and `out[torch.arange(len(out)), lengths - 1]`, or a mask in the loss"
+        "the padded batch, and `out[torch.arange(len(out)), lengths - 1]`, or a mask in the loss;"
+        " a bidirectional one as in [variable_lengths.md](variable_lengths.md)"
     )
     remedy = "out[torch.arange(len(out)), lengths - 1]"
 
@@ -177,7 +178,10 @@ class RowsOfExpert(Refused):
 
     error = DynamicShape
     why = "how many rows go where depends on values"
-    instead = "every expert over all rows, weighted by the gate; or a fixed capacity with `topk`"
+    instead = (
+        "every expert over all rows, weighted by the gate (one that no row chose then has a"
+        " gradient of zero, not None: momentum goes on); or a fixed capacity with `topk`"
+    )
     remedy = "mask"
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
