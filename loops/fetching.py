@@ -197,5 +197,5 @@ def _indexed_fetch(loader: DataLoader[Any]) -> str:
     return (
         f"{one} indexed fetch costs less than collating samples:\n"
         f"    DataLoader(dataset, batch_size=None, sampler=BatchSampler({sampler}(dataset),"
-        f" {loader.batch_size}, drop_last=True))"
+        f" {loader.batch_size}, drop_last={loader.drop_last}))"
     )

@@ -2,7 +2,8 @@
 
 A step that computes with one takes it as an input of the program; where Python looks at one, or at
 what follows from it (``if batch_idx % 4 == 0``, ``min(1.0, self.global_step / 500)``), what it saw
-is a guard, and another answer another program. Python that takes the value itself (``range``,
+is a guard, and another answer another program. So is a remainder by 4 at most, of which each
+value may have one: ``optimizers[batch_idx % 2]``. Python that takes another value itself (``range``,
 ``int()``, an index, an f-string) keeps it, and the user is warned.
 """
 
@@ -34,6 +35,8 @@ def only_follow(functions: Iterable[tuple[str, str]]) -> bool:
 class RunNumber(TracedNumber):
     """A counter, or what follows from counters: Python's reads of its value are no guards.
 
+    But for those of one that is one of few.
+
     Attributes:
         note: is called where Python takes the value.
     """
@@ -51,14 +54,13 @@ class RunNumber(TracedNumber):
 
     def observe(self, text: str, look: Callable[[float], Any]) -> Any:
         """What ``look`` sees: an answer is a guard, a value is kept."""
-        if isinstance(result := look(self.value), bool):
+        if isinstance(result := look(self.value), bool) or self.is_one_of_few:
             return super().observe(text, look)
         self._note()
         return result
 
     def _kept(self) -> float:
-        self._note()
-        return self.value
+        return self.observe("{}", lambda value: value)  # type: ignore[no-any-return]
 
     def _note(self) -> None:
         self.note(value=self.value if self.may_grow else None)

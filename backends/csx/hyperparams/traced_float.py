@@ -69,6 +69,10 @@ def check_exact(value: Any, text: str) -> None:
         )
 
 
+FEW = 4
+"""The largest divisor whose remainders have a program each, where Python takes them."""
+
+
 class TracedNumber(float):
     """A float that knows the tensor it stands for, and how to compute itself from the numbers.
 
@@ -86,6 +90,7 @@ class TracedNumber(float):
     compute: Callable[[Numbers], float]
     text: str
     may_grow: bool = False  # a number that steps may make larger and larger
+    is_one_of_few: bool = False  # a remainder by a small number
     is_of_run: ClassVar[bool] = False  # a counter of the run: what Python sees is asked every step
 
     def __new__(
@@ -297,6 +302,9 @@ def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         tensor = operation(tensor_or_value(left), tensor_or_value(right))
         made = first.derived(value, tensor, compute, text)
         made.may_grow = grows
+        if not is_traced(other):
+            is_small = name == "mod" and type(other) is int and not swapped and 0 < other <= FEW
+            made.is_one_of_few = self.is_one_of_few or (is_small and is_whole(self))
         return made
 
     def forward(self: TracedNumber, other: Any, *modulus: Any) -> Any:  # pow() takes one

@@ -52,7 +52,11 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
     entries = f" in entry points {entries}" if len(program.entries) > 1 else ""
     how = max(loads, key=lambda load: load.built).how if loads else "checked"
-    if loads and loads[0].compiled:
+    if len({load.compiled for load in loads}) > 1:  # one that waits for others is, before it runs
+        pairs = zip(program.entries, loads, strict=True)
+        how = "; ".join(f"{names[entry.name]!r} {load.how}" for entry, load in pairs)
+        entries = " in two entry points"
+    elif loads and loads[0].compiled:
         seconds = sum(load.seconds for load in loads)
         how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
     where = fabric.describe(loads)

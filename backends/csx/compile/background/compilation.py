@@ -65,7 +65,7 @@ class Compilation:
         what: str = "",
     ) -> None:
         self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
-        self._what = what
+        self._what, self.waited = what, False  # for another process, which compiled
         self._earlier = EarlierCode(cache, threads)
         self.key = self._key_without(frozenset())
         # what an earlier run found wrong is not looked for again
@@ -80,11 +80,16 @@ class Compilation:
 
     def fetch(self, shown: Shown) -> Fetched[Call]:
         """The compiled code, made now where there is none."""
+
+        def wait() -> None:
+            self.waited = True
+            shown("waiting for another process that compiles")
+
         return self._cache.fetch(
             self.key,
             build=lambda folder: self._build(folder, shown, self.library),
             load=self._load,
-            waiting=lambda: shown("waiting for another process that compiles"),
+            waiting=wait,
         )
 
     def find(self) -> Fetched[Call] | None:

@@ -212,12 +212,13 @@ def _compiled(
 ) -> Loaded:
     """A graph that compiled code runs."""
     alone = "its fused losses " if policy == "disabled" else ""
+    way = "compiled by another process" if compilation.waited else "loaded from the cache"
     return Loaded(
         call=found.value,
         compiled=True,
         built=found.built,
         seconds=perf_counter() - began,
-        how=f"{alone}{'compiled' if found.built else 'loaded from the cache'}",
+        how=f"{alone}{'compiled' if found.built else way}",
         graph=graph,
         threads=threads,
         kernels=compilation.kernels,

@@ -62,11 +62,15 @@ def whole(module: Any, batch_idx: int) -> Any:
     return (k % 3).float().mean() + 1 + divmod(module.global_step, 2)[1]
 
 
+def taken(module: Any, batch_idx: int) -> Any:
+    return [1.0, 2.0, 0.5][batch_idx % 3] * {0: 1.0, 1: 0.5}[1 - module.current_epoch % 2]
+
+
 def rate(module: Any, batch_idx: int) -> Any:
     return 10 * module.optimizers().param_groups[0]["lr"] * (batch_idx + 1)
 
 
-FOLLOWED = (ramp, reversal, every_other, late, chained, whole, rate)
+FOLLOWED = (ramp, reversal, every_other, late, chained, whole, taken, rate)
 
 
 @pytest.mark.numbers

@@ -242,6 +242,21 @@ def test_a_program_was_compiled_if_one_of_its_entry_points_was(
     assert headline(strategy.fabric, strategy.programs[0], loads).endswith(f", {how}")
 
 
+@pytest.mark.fits
+def test_a_program_of_which_one_entry_point_is_compiled_says_which() -> None:
+    run = fit(
+        lambda: Classifier(mlp()), lambda: (loader(16),), static=True, accumulate_grad_batches=2
+    )
+    loads = [
+        Loaded(call=list, compiled=now, built=now, seconds=0.5, how=how)
+        for now, how in ((True, "compiled"), (False, "running operation by operation"))
+    ]
+    strategy = run.trainer.strategy
+    said = headline(strategy.fabric, strategy.programs[0], loads)
+    each = "'accumulate' compiled; 'accumulate and step' running operation by operation"
+    assert said.endswith(f" in two entry points, {each}")
+
+
 def test_a_compile_dir_that_cannot_be_used_is_known_before_step_0(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PermissionError, match=r"compile_dir='.*file' cannot be used"):
