@@ -210,7 +210,7 @@ def indexed_fetch(sampler: str, size: int = BATCH) -> str:
     """The remedy as code."""
     return (
         f"\n    DataLoader(dataset, batch_size=None, sampler=BatchSampler({sampler}(dataset),"
-        f" {size}, drop_last=True))"
+        f" {size}, drop_last=False))"
     )
 
 

@@ -9,7 +9,8 @@ part of a trace only, and are made where that part begins: the methods of ``nn.M
 (``diagnostics/user_lines``), logs of second traces (``program/audit``), warnings of a build
 (``costs/build_record``). Those of the compiler hold while it runs (``compile/inductor``:
 ``generate``, ``wrapper``, ``changes``, ``toolchain``), and one while its table of decompositions is
-made (``graph/passes/decompositions``).
+made (``graph/passes/decompositions``). That of ``zero_grad()`` on the host holds as long as
+anybody's fit does (``plugins/host_optimizers``).
 """
 
 from __future__ import annotations

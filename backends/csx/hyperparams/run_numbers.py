@@ -3,8 +3,8 @@
 A step that computes with one takes it as an input of the program; where Python looks at one, or at
 what follows from it (``if batch_idx % 4 == 0``, ``min(1.0, self.global_step / 500)``), what it saw
 is a guard, and another answer another program. So is a remainder by 4 at most, of which each
-value may have one: ``optimizers[batch_idx % 2]``. Python that takes another value itself (``range``,
-``int()``, an index, an f-string) keeps it, and the user is warned.
+value may have one: ``optimizers[batch_idx % 2]``. Python that takes another value itself
+(``range``, ``int()``, an index, an f-string) keeps it, and the user is warned.
 """
 
 from __future__ import annotations

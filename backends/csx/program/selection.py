@@ -187,8 +187,7 @@ class Selection:
         self.why, self._since = (self._since, ""), ""  # of pruning, which left none to misfit
         if not misfits:
             return
-        # the last of those that come nearest: the reason is what another program would need
-        misfit = max(reversed(counted or misfits), key=lambda one: one.held)
+        misfit = _nearest(counted or misfits)
         most = ""
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"
@@ -305,6 +304,11 @@ class Selection:
             if not program.guards.is_emptied():
                 for executable in program.entries.values():
                     executable.check()
+
+
+def _nearest(misfits: list[Misfit]) -> Misfit:
+    """The last of those that came nearest: what another program would need is the reason."""
+    return max(reversed(misfits), key=attrgetter("held"))
 
 
 def _of_too_many(misfits: Iterable[Misfit]) -> HostChange | None:

@@ -81,9 +81,9 @@ class Compilation:
     def fetch(self, shown: Shown) -> Fetched[Call]:
         """The compiled code, made now where there is none."""
 
-        def wait() -> None:
+        def wait() -> AbstractContextManager[None]:
             self.waited = True
-            shown("waiting for another process that compiles")
+            return shown("waiting for another process that compiles")
 
         return self._cache.fetch(
             self.key,

@@ -41,6 +41,13 @@ class Step(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Returnless(Step):
+    """Forgets to return its loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        self.log("loss", self.net(batch[0]).square().mean())
+
+
 def line_of(body: Any) -> int:
     """The line marked ``# here``."""
     lines, first = inspect.getsourcelines(body)
@@ -213,8 +220,8 @@ def test_an_exception_of_the_user_s_own_comes_unchanged() -> None:
 
 @pytest.mark.fits
 def test_a_step_without_loss_is_an_error() -> None:
-    with pytest.raises(NoLoss, match="returned None"):
-        fit(lambda: Step(lambda x, m: None), lambda: (loader(),), static=True)
+    with pytest.raises(NoLoss, match="returned None, and does so on every batch"):
+        fit(lambda: Returnless(None), lambda: (loader(),), static=True)
 
 
 @pytest.mark.fits
