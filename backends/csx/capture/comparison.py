@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 import operator
-import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import chain
@@ -42,13 +40,10 @@ _REMEDY = (
     " function one and an if; each value has a program\n"
     "      what the step itself counts: self.k += 1\n"
     "      a number that changes often: a buffer (self.k.fill_(...)) or a tensor of the batch\n"
-    "      a branch: torch.where(condition, a, b), which computes both sides"
+    "      a branch: torch.where(condition, a, b), which computes both sides\n"
+    '      batches of a second loader, for next(self.it): CombinedLoader({"a": loader, "b": other},'
+    ' "max_size_cycle") as the loader for fit, of which each batch has both'
 )
-_SECOND_LOADER = (
-    "give the second loader to fit, beside the first; the batch then holds one of each:\n"
-    '      fit(model, CombinedLoader({"a": loader, "b": other}, "max_size_cycle"))'
-)
-_NEAR = 10  # lines
 _NO_OPERATION = Operation("nothing", (), None)
 _NO_MORE = Operation(OUTPUTS, (), None)
 
@@ -213,20 +208,13 @@ def _error(
     step: str, was: Operation, is_now: Operation, texts: Iterable[str], blame: UserLine | None
 ) -> GraphChanged:
     before, now = texts
-    line = blame or is_now.line or was.line
     return GraphChanged(
         f"The {step} step was traced again, and is another program than the first time.\n"
         f"  before: {before}{_place(was.line)}\n"
         f"  now:    {now}{_place(is_now.line)}",
-        line=line,
-        remedy=_SECOND_LOADER if line is not None and _fetches(line) else _REMEDY,
+        line=blame or is_now.line or was.line,
+        remedy=_REMEDY,
     )
-
-
-def _fetches(line: UserLine) -> bool:
-    """Whether the step may have taken a batch from an iterator of its own shortly before."""
-    above = linecache.getlines(line.file)[max(line.line - _NEAR, 0) : line.line]
-    return any(re.search(r"\bnext\(", one) for one in above)
 
 
 def _place(line: UserLine | None) -> str:
