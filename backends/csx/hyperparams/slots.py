@@ -422,10 +422,10 @@ def used_with_gradients(unseen: Callable[[], AbstractContextManager[None]]) -> I
 
     def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
-            with unseen():
-                is_used = any(p.grad is not None for p in group["params"])
-            if is_used and isinstance(group, TracedGroup):
-                group.read |= group.asked_by_step
+            if isinstance(group, TracedGroup):
+                with unseen():
+                    if any(p.grad is not None for p in group["params"]):
+                        group.read |= group.asked_by_step
 
     handle = register_optimizer_step_post_hook(note)
     try:
