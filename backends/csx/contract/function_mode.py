@@ -44,7 +44,7 @@ from fulgurite.backends.csx.contract.refusals import (
     called_by_torch_optim,
     may_use_double,
 )
-from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, misuse
+from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, READ_LATER, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import DynamicShape, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, run_backward
 from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
@@ -158,7 +158,9 @@ class Contract(TorchFunctionMode):
                     return func(*values, **kwargs)
             raise self.refusals.value_read(args[0], *broken)
         if (how := _reads_as_cpu(func, args)) is not None:
-            raise self.refusals.value_read(args[0], "read", how)
+            left_out = f"leave {how.removeprefix('read by ')} out"
+            remedy = READ_LATER.replace("leave it a tensor", left_out)
+            raise self.refusals.value_read(args[0], "read", how, remedy)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
         if func == _GRADIENT:

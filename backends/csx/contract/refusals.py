@@ -319,8 +319,10 @@ class Refusals:
 
     def dynamic_shape(self, func: Any, args: Any) -> TraceError:
         """The result of a function has as many elements as the values of its arguments say."""
-        chosen_by = args[1:] if len(args) > 1 and func is not torch.where else args
-        return self._shape(function_name(func), chosen_by)
+        name = function_name(func)
+        first = 3 if name == "ctc_loss" else 1  # the lengths of its targets
+        chosen_by = args[first:] if len(args) > first and func is not torch.where else args
+        return self._shape(name, chosen_by)
 
     def value_needed(self, func: Any, args: Any, kwargs: Any) -> TraceError:
         """A function needs a value itself: as a size, as a bound of a slice, or to check it."""

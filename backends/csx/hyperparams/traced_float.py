@@ -130,12 +130,14 @@ class TracedNumber(float):
     ) -> TracedNumber:
         """A function of this number."""
         compute = self.compute
-        return self.derived(
+        made = self.derived(
             on_value(self.value),
             on_tensor(self.tensor),
             lambda numbers: on_value(compute(numbers)),
             text.format(self.text),
         )
+        made.is_one_of_few = self.is_one_of_few
+        return made
 
     def derived(
         self, value: float, tensor: Any, compute: Callable[[Numbers], float], text: str

@@ -63,7 +63,7 @@ def whole(module: Any, batch_idx: int) -> Any:
 
 
 def taken(module: Any, batch_idx: int) -> Any:
-    return [1.0, 2.0, 0.5][batch_idx % 3] * {0: 1.0, 1: 0.5}[1 - module.current_epoch % 2]
+    return [1.0, 2.0, 0.5][-(batch_idx % 3)] * {0: 1.0, 1: 0.5}[1 - module.current_epoch % 2]
 
 
 def rate(module: Any, batch_idx: int) -> Any:
