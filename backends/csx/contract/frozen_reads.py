@@ -132,7 +132,8 @@ def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any)
 
 _FOLLOWED = (
     "it in arithmetic and comparisons alone, which the program follows (in (1, 3) is one), without"
-    " float(), int(), an f-string, an index, or the key of a dict or set"
+    " float(), int(), an f-string, an index, or the key of a dict or set (but of a remainder by 4"
+    " at most: x[batch_idx % 2])"
 )
 _COUNT = (
     f"{_FOLLOWED}; or a host hook (on_train_batch_start, on_train_batch_end), which runs on every"
