@@ -57,27 +57,26 @@ def mentions(code: CodeType) -> tuple[Mention, ...]:
 
 def returns_value(code: CodeType) -> bool:
     """Whether there is a ``return`` with something in a function's source, or no source at all."""
-    scopes = _scopes("".join(linecache.getlines(code.co_filename)))
-    found = scopes.get((code.co_name, code.co_firstlineno), ())
-    values = [
-        one.value for scope in found for one in _nodes_of(scope) if isinstance(one, ast.Return)
-    ]
-    return not found or not all(ast.dump(one or ast.Constant(None)) == _NONE for one in values)
-
-
-_NONE = ast.dump(ast.Constant(None))
+    scopes = _scopes_of(code, code.co_filename)
+    found = [one for scope in scopes for one in _nodes_of(scope) if isinstance(one, ast.Return)]
+    values = [getattr(one.value, "value", one.value) for one in found]  # of a constant, itself
+    return not scopes or any(value is not None for value in values)
 
 
 @functools.lru_cache(maxsize=4096)  # with the file, which code objects of two files may differ in
 def _mentions(code: CodeType, file: str) -> tuple[Mention, ...]:
-    lines = linecache.getlines(file)
-    # several lambdas may begin in one line: no name of the right one is missed
-    found = _scopes("".join(lines)).get((code.co_name, code.co_firstlineno), ())
+    found = _scopes_of(code, file)
     if not found:
         first = code.co_firstlineno
         return tuple(Mention(name, first, None, True, True) for name in code.co_names)
     every = (mention for node in found for mention in _mentions_in(node, code))
     return tuple(sorted(every, key=lambda one: one.line))
+
+
+def _scopes_of(code: CodeType, file: str) -> list[ast.AST]:
+    """What of a file may be a code's: several, where lambdas begin in one line."""
+    found = _scopes("".join(linecache.getlines(file)))
+    return found.get((code.co_name, code.co_firstlineno), [])
 
 
 @functools.lru_cache(maxsize=64)

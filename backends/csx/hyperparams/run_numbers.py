@@ -50,6 +50,7 @@ class RunNumber(TracedNumber):
         """What follows from it is one too."""
         made = RunNumber(value, tensor, self.guards, compute, text)
         made.note, made.may_grow = self.note, self.may_grow
+        made.is_one_of_few = self.is_one_of_few
         return made
 
     def observe(self, text: str, look: Callable[[float], Any]) -> Any:

@@ -130,14 +130,12 @@ class TracedNumber(float):
     ) -> TracedNumber:
         """A function of this number."""
         compute = self.compute
-        made = self.derived(
+        return self.derived(
             on_value(self.value),
             on_tensor(self.tensor),
             lambda numbers: on_value(compute(numbers)),
             text.format(self.text),
         )
-        made.is_one_of_few = self.is_one_of_few
-        return made
 
     def derived(
         self, value: float, tensor: Any, compute: Callable[[Numbers], float], text: str
@@ -304,9 +302,10 @@ def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         tensor = operation(tensor_or_value(left), tensor_or_value(right))
         made = first.derived(value, tensor, compute, text)
         made.may_grow = grows
-        if not is_traced(other):
-            is_small = name == "mod" and type(other) is int and not swapped and 0 < other <= FEW
-            made.is_one_of_few = self.is_one_of_few or (is_small and is_whole(self))
+        if is_traced(other):
+            made.is_one_of_few = False
+        elif name == "mod" and type(other) is int and not swapped and 0 < other <= FEW:
+            made.is_one_of_few |= is_whole(self)
         return made
 
     def forward(self: TracedNumber, other: Any, *modulus: Any) -> Any:  # pow() takes one
