@@ -47,7 +47,12 @@ class NumberGuard:
         # of two NaN, which Python calls unequal, the guard holds
         if now == self.result or (now != now and self.result != self.result):
             return None
-        return f"{self.text} was {self.result} when traced, and now is {now}"
+        was, now = (int(one) if _is_whole(one) else one for one in (self.result, now))
+        return f"{self.text} was {was} when traced, and now is {now}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 EXACT = 2**53
@@ -146,7 +151,7 @@ class TracedNumber(float):
     def __index__(self) -> int:
         if self.value != int(self.value):
             raise TypeError(f"{self.text} is {self.value}, which is no integer")
-        return int(self.plain("int()"))
+        return int(self.plain("range() or []"))
 
     def __float__(self) -> float:
         return float(self.plain("float()"))

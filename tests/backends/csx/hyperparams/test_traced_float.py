@@ -133,9 +133,9 @@ def _shrunk(lr: Any) -> Tensor:
         (lambda lr, k: float(np.sqrt(lr)), r"\['lr'\], read by numpy.sqrt, was 0.01"),
         (
             lambda lr, k: len(range(k)),
-            r"\['k'\], read by int\(\), was 3.0 when traced, and now is 4",
+            r"\['k'\], read by range\(\) or \[\], was 3 when traced, and now is 4\.",
         ),
-        (lambda lr, k: [0, 0, 0, 1, 1][k] if isinstance(k, int) else 5, r"\['k'\], read by int"),
+        (lambda lr, k: [0, 0, 0, 1, 1][k] if isinstance(k, int) else 5, r"\['k'\], read by range"),
         (lambda lr, k: _shrunk(lr), r"\['lr'\], read by softshrink\(\), was 0.01"),
         (lambda lr, k: [1.0, 2.0][int(lr < 0.015)], None),  # another program
     ],
