@@ -100,7 +100,10 @@ def saved_beside(trainer: pl.Trainer) -> Iterator[None]:
 
 
 def _changes(callback: ModelCheckpoint, files: CheckpointFiles) -> list[Change]:
-    """A ModelCheckpoint that saves beside; it asks which files there are (Lightning 2.6.6)."""
+    """Let a ModelCheckpoint save in the background (its methods are Lightning 2.6.6's).
+
+    It is answered as if the files that are still being written were there.
+    """
     return [
         (callback, "_save_checkpoint", partial(_save, callback._save_checkpoint)),
         (callback, "_link_checkpoint", partial(_link, files)),

@@ -172,10 +172,10 @@ def _is_there(file: FileIO | int, name: Path) -> bool:
 
 
 def appear(made: Path, path: Path) -> None:
-    """Give a folder that is complete its name; what had that name has the other one then.
+    """Rename a complete folder to ``path``; an earlier folder of that name is renamed to ``made``.
 
-    Where the file system cannot exchange two names (NFS), what was there is called ``NAME.before``
-    for a moment, under which a process that is killed in it leaves it.
+    Both at once where the file system can exchange two names. Where it cannot (NFS), the earlier
+    folder is called ``NAME.before`` for a moment: a process that is killed just then leaves it so.
     """
     if not os.path.lexists(path):
         os.rename(made, path)

@@ -171,7 +171,7 @@ class Selection:
         return None, []
 
     def _counted(self, misfits: list[Misfit]) -> tuple[int, list[Misfit]]:
-        """How many programs there may be, and which of those that do not fit count among them."""
+        """The limit on programs that applies now, and the programs that count towards it."""
         if not isinstance(self._limit, str):
             return self._limit, misfits
         if len(of_run := [one for one in misfits if one.is_of_run]) >= ANSWERS:

@@ -1,10 +1,10 @@
-"""Python objects: whose their class is, what is in them, what messages call it, how it is put back.
+"""Python objects: who owns their class, what they contain, names in messages, how to restore.
 
 Whoever follows what a step can reach asks here: snapshots, trees of state, the undoing of traces,
-audits, batches that are objects, the discovery of what a function works on. ``owner_of`` says whose
-a class is. ``children`` are what is in a container or an object, each with the *step* that leads to
-it, and ``child_name`` is what messages call it. ``content`` is a copy of what is in something that
-may change, and ``refill`` gives it back.
+audits, batches that are objects, the discovery of what a function works on. ``owner_of`` says
+whether a class is the user's or a library's. ``children`` lists what a container or an object
+holds, each with the *step* that leads to it, and ``child_name`` is its name in messages.
+``content`` copies what a mutable object holds, and ``refill`` puts that copy back.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def most_at_once(uses: Uses, graph: Graph) -> tuple[int, list[str]]:
 def with_positions(
     module: fx.GraphModule, graph: Graph, written: frozenset[int]
 ) -> tuple[fx.GraphModule, Uses]:
-    """Operations that say before each that works on state that it comes, and what each works on.
+    """Insert ``begin_call`` before operations that use streamed state, and list what each uses.
 
-    An update of many parameters becomes one for each.
+    An update of many parameters is split into one for each parameter.
 
     Args:
         module: the operations, with the graph's inputs.

@@ -211,7 +211,7 @@ class Residency(_Room):
         self.traffic = Traffic(limit_bytes)
 
     def close(self) -> None:
-        """End that. Tensors in files stay there, and are as any others to whoever uses them."""
+        """Stop keeping a budget: tensors in files stay in them, used as any other memory."""
         with self._idle():
             thread, self._thread, self.limit_bytes = self._thread, None, None
             self._runs.clear()

@@ -1,4 +1,4 @@
-"""Two runs of a graph, compared: what the one gave that the other did not, and where that began."""
+"""Compare two runs of a graph: which results differ, and at which operation that began."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Gathers:
                 user.replace_input_with(whole.node, gathered)
 
     def _shaped(self, flat: fx.Node, value: Tensor, like: fx.Node) -> fx.Node:
-        """A whole tensor of its elements in a row, after which there are some that fill it up."""
+        """The whole tensor of a flat one, without the padding at its end, in its own shape."""
         do = self._operations
         if value_of(flat).numel() > value.numel():
             flat = do.call(like, _ATEN.slice.Tensor, flat, 0, 0, value.numel())

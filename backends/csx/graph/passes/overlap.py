@@ -238,7 +238,9 @@ def _memory_of(node: fx.Node) -> fx.Node:
 
 
 def _first_of(node: fx.Node) -> fx.Node:
-    """The node since which there is memory for a gradient: what divides it takes that over."""
+    """The operation that allocates a gradient's memory; pointwise ones after it, such as the
+    division by the number of processes, reuse that memory.
+    """
     while (node := _memory_of(node)).op == "call_function":
         size = value_of(node).numel()
         alike = [one for one in node.all_input_nodes if value_of(one).numel() == size]
