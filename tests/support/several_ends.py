@@ -1,6 +1,8 @@
 """A training of two processes that Lightning's launcher starts, in which something happens.
 
-python tests/support/several_ends.py WHAT RANK FOLDER
+python tests/support/several_ends.py WHAT RANK FOLDER [POLICY]
+
+POLICY is that of the backend, "disabled" without one; others are compiled before they run.
 """
 
 from __future__ import annotations
@@ -80,6 +82,9 @@ class Changed(Net):
         self.what = what
         self.net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 4))
 
+    def configure_callbacks(self) -> Any:
+        return Compared()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.global_step != 4:
             return
@@ -93,6 +98,21 @@ class Changed(Net):
             optimizer.param_groups[0]["lr"] *= 0.5
         elif self.what == "scales" and second:
             self.net[0].weight.data.mul_(1.1)
+
+
+class Compared(pl.Callback):
+    """Says whether the batch at which a run ended has changed any weight."""
+
+    def _weights(self, module: pl.LightningModule) -> list[Tensor]:
+        return [p.detach().clone() for p in module.parameters()]
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *args: Any) -> None:
+        self.before = self._weights(module)
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        now = self._weights(module)
+        same = all(torch.equal(a, b) for a, b in zip(self.before, now, strict=True))
+        print(f"rank {trainer.global_rank} ended with weights", "as before" if same else "changed")
 
 
 class Halts(Net):
@@ -220,7 +240,10 @@ def fitted(
     folder: Path, module: Any, data: Any = None, path: Path | None = None, **options: Any
 ) -> tuple[Any, Any]:
     """(trainer, module) of a fit of two processes, from a checkpoint if there is a path."""
-    backend = fulgurite.backend("CSX", autogen_policy="disabled", cluster_config={"num_csx": 2})
+    policy: Any = sys.argv[4] if len(sys.argv) > 4 else "disabled"
+    backend = fulgurite.backend(
+        "CSX", autogen_policy=policy, cluster_config={"num_csx": 2}, background=False
+    )
     given = {**QUIET, "max_epochs": 2, "default_root_dir": folder, **options}
     given["use_distributed_sampler"] = not isinstance(module, Shorter)
     trainer = fulgurite.Trainer(backend=backend, **given)

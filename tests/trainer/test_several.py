@@ -109,11 +109,13 @@ def test_they_give_the_numbers_of_one_process_with_the_global_batch(
     assert_close({k: torch.tensor(ranks[0]["weights"][k]) for k in wanted}, wanted, 1e-5)
 
 
-def run_script(what: str, rank: int, folder: Path, seconds: float = 240) -> tuple[int, str]:
+def run_script(
+    what: str, rank: int, folder: Path, *more: str, seconds: float = 240
+) -> tuple[int, str]:
     """Run ``several_ends.py``, which Lightning starts again as rank 1: its status, what it said."""
     script = SUPPORT / "several_ends.py"
     with subprocess.Popen(
-        [sys.executable, str(script), what, str(rank), str(folder)],
+        [sys.executable, str(script), what, str(rank), str(folder), *more],
         env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -204,6 +206,21 @@ def test_what_one_process_changes_in_the_middle_of_a_run_ends_it_with_its_name(
     assert "fulgurite.errors.GraphsDiffer" in printed
     assert said in printed
     assert not list(tmp_path.glob("done*"))
+    # what is told with the gradients is known before anything is updated
+    as_before = [f"rank {rank} ended with weights as before" in printed for rank in (0, 1)]
+    assert all(as_before) == (what != "scales") or what == "freezes_one"  # gloo ends one of them
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("what", ["freezes", "slows"])
+def test_a_compiled_step_that_differs_between_processes_updates_nothing(
+    what: str, tmp_path: Path
+) -> None:
+    status, printed = run_script(what, 1, tmp_path, "default")
+    assert status != 0
+    assert printed.count("fulgurite.errors.GraphsDiffer: The training step is another one on") == 2
+    for rank in (0, 1):
+        assert f"rank {rank} ended with weights as before" in printed
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ from fulgurite.backends.csx.distributed.agreement import (
     refuse_other_exchanges,
     refuse_other_states,
 )
-from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, begin_wait
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, begin_wait, is_of_others
 from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
 from fulgurite.backends.csx.graph.collectives import Processes
-from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
+from fulgurite.backends.csx.graph.votes import AGREED, StepsDiffer, Vote, Votes, VotesCall, votes_of
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.backends.csx.state import Gradients, ShardedTensor
 from fulgurite.backends.step_context import step_context
@@ -98,7 +98,7 @@ class Consensus:
         if buffers is not None:
             buffers.mark_written()
         if shares is not None:
-            calls.append(VotesCall(votes, shares, self._hear))
+            calls.append(VotesCall(votes, AGREED(shares, processes.count), self._hear))
 
     def announce(self, exchange: Exchange, numbers: Tensor | None) -> None:
         """Say what the next step exchanges with the other processes, and with which numbers."""
@@ -116,18 +116,23 @@ class Consensus:
         if exchange.reduced:
             begin_wait(f"training step {self.begun}")
 
-    def refuse_other_sizes(self) -> None:
-        """Raise if a collective failed since another process took part in another one.
+    def refuse_others(self, error: RuntimeError) -> None:
+        """Raise if a step ended since another process has begun another one.
 
         Raises:
-            GraphsDiffer: it has begun to exchange other gradients with this step, or this one has.
+            GraphsDiffer: it exchanges other gradients, or has other numbers.
+            BatchesDiffer: it is in another epoch.
         """
-        if self._exchange is not None:
-            own = list(self._exchange.reduced)
-            for rank, value in self._heartbeats.told(_EXCHANGE).items():
-                since, *others = json.loads(value)
-                if others != own and since <= self.begun:
-                    raise gradients_differ(dist.get_rank(), own, rank, others)
+        if isinstance(error, StepsDiffer):
+            self._votes.hear(error.shares)
+            self._hear()
+        if self._exchange is None or not is_of_others(error):
+            return
+        own = list(self._exchange.reduced)
+        for rank, value in self._heartbeats.told(_EXCHANGE).items():
+            since, *others = json.loads(value)
+            if others != own and since <= self.begun:
+                raise gradients_differ(dist.get_rank(), own, rank, others)
 
     def note_audit(self) -> None:
         """This process traces the next step again."""

@@ -39,7 +39,7 @@ from fulgurite.backends.csx.distributed.agreement import (
 )
 from fulgurite.backends.csx.distributed.building import BuildsParts
 from fulgurite.backends.csx.distributed.consensus import Consensus
-from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, is_of_others, waiting_for
+from fulgurite.backends.csx.distributed.heartbeats import Heartbeats, waiting_for
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
 from fulgurite.backends.csx.distributed.reduction import (
     ChangedBuffers,
@@ -49,6 +49,7 @@ from fulgurite.backends.csx.distributed.reduction import (
 from fulgurite.backends.csx.distributed.rendezvous import rendezvous
 from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
+from fulgurite.backends.csx.graph.votes import StepsDiffer
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.backends.csx.state import Gradients
@@ -203,10 +204,11 @@ class CSXParallelStrategy(CollectiveStrategy):
             try:
                 yield
             except RuntimeError as error:
-                if is_of_others(error) and self.consensus is not None:
-                    self.consensus.refuse_other_sizes()
+                if self.consensus is not None:
+                    self.consensus.refuse_others(error)
                 raise
         except Exception as error:  # a signal ends all of them alike
+            error.__suppress_context__ |= isinstance(error.__context__, StepsDiffer)
             if (first := self._end(error)) is None:
                 raise
             raise OtherRankEnded(first) from None  # and not what a collective says of it

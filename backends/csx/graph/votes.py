@@ -28,11 +28,12 @@ class Vote(IntEnum):
     REQUEUES = 6  # a cluster's signal came: the job is saved, and begins again elsewhere
     FIRST = 7  # this is rank 0, whose buffers all take over
     LOOKS = 8  # the step is traced again: afterwards weights and optimizer state are compared
+    PRESENT = 9  # it takes part: a step that is run alone has but its own share of the numbers
 
 
-_DIGITS = 4
-"""Of the digest that each process says too: numbers below 256, and their squares. Where these are
-the same in all processes, the mean of the squares is the square of the mean."""
+_BITS = 32
+"""Of the digest that each process says too, a number each: their means are 0 or 1 where all say the
+same. Means of larger digits would round too far for hundreds of processes."""
 
 
 class Votes:
@@ -53,9 +54,10 @@ class Votes:
 
     def __init__(self, count: int, everyone: Callable[[bool], bool]) -> None:
         with torch.inference_mode(False):  # programs read it in other modes too
-            self.ballot = torch.zeros(len(Vote) + 2 * _DIGITS)
+            self.ballot = torch.zeros(len(Vote) + _BITS)
         self._count, self._everyone = count, everyone
         self._said = [False] * len(Vote)
+        self.say(Vote.PRESENT, True)
         self._shares = [0.0] * len(Vote)  # of the processes that said so
         self._waiting: list[Callable[[], bool]] = []
         self._refuse: list[Callable[[], None]] = []
@@ -72,16 +74,13 @@ class Votes:
         """Say what a step depends on that has to be the same in all processes: 32 bits of it."""
         if digest != self._digest:
             self._digest = digest
-            digits = torch.tensor([digest >> 8 * i & 255 for i in range(_DIGITS)])
-            self.ballot[len(Vote) :] = torch.cat([digits, digits * digits])
+            bits = [digest >> i & 1 for i in range(_BITS)]
+            self.ballot[len(Vote) :] = torch.tensor(bits)
 
     def hear(self, shares: Tensor) -> None:
         """A step was done: this is the share of the processes that said each."""
         self._shares, self.are_counted = shares.tolist(), True
-        digits = self._shares[len(Vote) :]
-        pairs = zip(digits[:_DIGITS], digits[_DIGITS:], strict=True)
-        # means of float32: of equal digits a hundredth apart at most
-        self.differ = any(square - mean * mean > 0.1 * (1 / self._count) for mean, square in pairs)
+        self.differ = _differ(self._shares, self._count)
         self.compiled = self.compiled or (self.all_say(Vote.READY) and not self.refused)
         if self.some_say(Vote.REFUSES) and not self.refused:
             self.refused, self.compiled = True, False
@@ -120,6 +119,53 @@ class Votes:
         self._refuse.append(refuse)
         if self.refused:
             refuse()
+
+
+class StepsDiffer(RuntimeError):
+    """A step that ends before anything is updated: other processes run another one.
+
+    Attributes:
+        shares: what all of them have said.
+    """
+
+    def __init__(self, shares: Tensor) -> None:
+        super().__init__("other processes run another step")
+        self.shares = shares
+
+
+def apart(shares: Tensor, count: int) -> Tensor:
+    """Whether processes had different digests, as operations of a program: bool []."""
+    bits = shares[len(Vote) :] / shares[Vote.PRESENT]
+    return (torch.minimum(bits, 1 - bits) > 0.5 / count).any()
+
+
+def _differ(shares: list[float], count: int) -> bool:
+    """The same on the host."""
+    present, least = shares[Vote.PRESENT], 0.5 / count
+    return any(least < bit / present < 1 - least for bit in shares[len(Vote) :])
+
+
+def _agreed(shares: Tensor, count: int) -> Tensor:
+    """What all have said, as it is.
+
+    Raises:
+        StepsDiffer: their digests differ.
+    """
+    if _differ(shares.tolist(), count):
+        raise StepsDiffer(shares)
+    return shares.clone()
+
+
+_LIBRARY: Any = torch.library.Library("fulgurite_votes", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("agreed(Tensor shares, int count) -> Tensor")
+_LIBRARY.impl("agreed", _agreed, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "fulgurite_votes::agreed", lambda shares, count: torch.empty_like(shares), lib=_LIBRARY
+)
+
+AGREED: Any = torch.ops.fulgurite_votes.agreed.default
+"""Where a step goes on only if all processes run the same: operation by operation it ends there;
+lowered, it changes no state (``passes.hold``)."""
 
 
 class VotesCall:
