@@ -112,7 +112,8 @@ class Compared(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         now = self._weights(module)
         same = all(torch.equal(a, b) for a, b in zip(self.before, now, strict=True))
-        print(f"rank {trainer.global_rank} ended with weights", "as before" if same else "changed")
+        found = "as before" if same else "changed"
+        print(f"rank {trainer.global_rank} ended with weights {found}\n", end="", flush=True)
 
 
 class Halts(Net):

@@ -218,7 +218,8 @@ def test_a_compiled_step_that_differs_between_processes_updates_nothing(
 ) -> None:
     status, printed = run_script(what, 1, tmp_path, "default")
     assert status != 0
-    assert printed.count("fulgurite.errors.GraphsDiffer: The training step is another one on") == 2
+    assert "run operation by operation" not in printed
+    assert "fulgurite.errors.GraphsDiffer: The training step is another one on" in printed
     for rank in (0, 1):
         assert f"rank {rank} ended with weights as before" in printed
 

@@ -134,9 +134,9 @@ class StepsDiffer(RuntimeError):
 
 
 def apart(shares: Tensor, count: int) -> Tensor:
-    """Whether processes had different digests, as operations of a program: bool []."""
-    bits = shares[len(Vote) :] / shares[Vote.PRESENT]
-    return (torch.minimum(bits, 1 - bits) > 0.5 / count).any()
+    """Whether processes had different digests, in operations that need no decomposing: bool []."""
+    bits, least = shares[len(Vote) :] / shares[Vote.PRESENT], 0.5 / count
+    return torch.logical_and(bits > least, bits < 1 - least).any()
 
 
 def _differ(shares: list[float], count: int) -> bool:
