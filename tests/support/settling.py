@@ -18,7 +18,7 @@ class _OfNothing(Compilation):
     """The compilation of a program of nothing."""
 
     def __init__(self, cache: CompileCache) -> None:
-        self._cache, self.key, self.library = cache, KEY, frozenset()
+        self._cache, self.key = cache, KEY
 
     def _load(self, folder: Path) -> Any:
         raise UnfitEntry

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fulgurite.backends.csx.compile.checking import narrowing
 from fulgurite.backends.csx.compile.fabric import Call, Shown
 from fulgurite.backends.csx.compile.inductor import fused, toolchain
 from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
@@ -23,7 +22,6 @@ from fulgurite.backends.csx.compile.programs.steps import Target
 from fulgurite.backends.csx.compile.store.cache import (
     CompileCache,
     Fetched,
-    NothingStored,
     UnfitEntry,
 )
 from fulgurite.backends.csx.compile.store.fingerprint import (
@@ -52,7 +50,6 @@ class Compilation:
 
     Attributes:
         key: of its compiled code.
-        library: operations that the library's kernels compute: generated ones were found wrong.
     """
 
     def __init__(
@@ -67,11 +64,7 @@ class Compilation:
         self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
         self._what, self.waited = what, False  # for another process, which compiled
         self._earlier = EarlierCode(cache, threads)
-        self.key = self._key_without(frozenset())
-        # what an earlier run found wrong is not looked for again
-        self.library = narrowing.wrong_in(cache.marked(self.key))
-        if self.library:
-            self.key = self._key_without(self.library)
+        self.key = program_key(graph, threads, policy)
 
     @property
     def folder(self) -> Path:
@@ -87,7 +80,7 @@ class Compilation:
 
         return self._cache.fetch(
             self.key,
-            build=lambda folder: self._build(folder, shown, self.library),
+            build=lambda folder: self._build(folder, shown),
             load=self._load,
             waiting=wait,
         )
@@ -113,44 +106,16 @@ class Compilation:
         """Compile, in the worker; returns why that failed, if it did."""
         try:
             with failures_reported():
-                self._compiled_here(self.library)
+                self._cache.fetch_here(
+                    self.key, build=lambda folder: self._build(folder, _unseen), load=self._load
+                )
         except NoToolchain as missing:
             if isinstance(missing, CompilerFailed):
                 print(missing.printed)  # the worker's output is the log
             return str(missing)
         return None
 
-    def narrowed(self, found: Fetched[Call], reference: Call, report: Path) -> str | None:
-        """Compile all but the kernels that are wrong; returns why not, if that cannot be.
-
-        Args:
-            found: the compiled code that is wrong.
-            reference: the graph's operations one by one.
-            report: the folder of a report on it.
-        """
-        try:
-            with failures_reported():
-                wrong = narrowing.wrong_operations(
-                    self._graph, self.kernels(), report, reference, self._compiled_here
-                )
-        except (NoToolchain, NothingStored, OSError) as missing:
-            return f"compiled, it was wrong; {missing}"
-        if not wrong:
-            return "compiled, it was wrong"
-        found.mark(narrowing.mark_of(wrong))
-        return None
-
-    def _compiled_here(self, library: frozenset[int]) -> Call:
-        return self._cache.fetch_here(
-            self._key_without(library),
-            build=lambda folder: self._build(folder, _unseen, library),
-            load=self._load,
-        ).value
-
-    def _key_without(self, library: frozenset[int]) -> str:
-        return program_key(self._graph, self._earlier.threads, self._policy, library)
-
-    def _build(self, folder: Path, shown: Shown, library: frozenset[int]) -> None:
+    def _build(self, folder: Path, shown: Shown) -> None:
         """Compile the graph into a folder, with what it expects as inputs."""
         # the compiler writes the number of threads into its loops
         with options.patch({"cpp.threads": self._earlier.threads}):
@@ -158,9 +123,7 @@ class Compilation:
             if missing is not None:
                 raise NoToolchain(missing)
             with shown("compiling"):
-                compile_graph(
-                    self._graph, folder, self._earlier, self._target, self._policy, library
-                )
+                compile_graph(self._graph, folder, self._earlier, self._target, self._policy)
         (folder / _INPUTS).write_text("\n".join(described_inputs(self._graph)))
         (folder / FOR).write_text(f"{environment_digest()}\n{self._what}\n")
 

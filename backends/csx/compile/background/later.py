@@ -13,7 +13,7 @@ from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.background.meanwhile import Meanwhile
 from fulgurite.backends.csx.compile.background.queue import Job, queue
 from fulgurite.backends.csx.compile.background.together import Together, shared
-from fulgurite.backends.csx.compile.checking.trust import Narrow, Trust
+from fulgurite.backends.csx.compile.checking.trust import Trust
 from fulgurite.backends.csx.compile.fabric import Call, Loaded, Wanted
 from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.inductor.headers import HEADER, Headers
@@ -148,46 +148,15 @@ class Later:
         right: Callable[[], Call],
         together: Votes | None,
     ) -> Trust:
-        """What checks compiled code.
-
-        Code that is wrong is narrowed down, once. Where several processes train together, none of
-        them uses it.
-        """
-        narrow: Narrow | None = functools.partial(self._narrow, loaded, found, compiled)
-        if together is not None:
-            narrow = shared(together, loaded, right)
-        elif compiled.library:
-            narrow = None  # this is what came of narrowing it down: it is not tried twice
+        """What checks compiled code; wrong in one of several processes, none of them uses it."""
         return Trust(
             loaded=loaded,
             found=found,
             reference=right,
             program=compiled.folder,
             reports=Path(self._backend.artifact_dir or self.cache.folder / REPORTS),
-            narrow=narrow,
+            is_wrong=None if together is None else shared(together, loaded, right),
         )
-
-    def _narrow(
-        self,
-        loaded: Loaded,
-        found: Fetched[Call],
-        compiled: Compilation,
-        right: Call,
-        report: Path | None,
-    ) -> None:
-        """Look for the kernels that are wrong, and compile all others again."""
-        # without its inputs there is nothing from which halving could begin
-        if report is None:
-            return
-        run = functools.partial(compiled.narrowed, found, right, report)
-        name = (str(self.cache.folder), compiled.key, "narrowed")
-        job = Job(name=name, run=run)
-        if self.waits:
-            job.failure, job.ended = run(), True
-            self._settle(loaded, right, job)
-        else:
-            loaded.compiling = True
-            loaded.call = self._until(job, loaded, right)
 
 
 def with_log(missing: Exception) -> str:

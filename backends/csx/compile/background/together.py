@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -73,9 +72,7 @@ def found_together(
     return there if all_have_it else None
 
 
-def shared(
-    votes: Votes, loaded: Loaded, reference: Callable[[], Call]
-) -> Callable[[Call, Path | None], None]:
+def shared(votes: Votes, loaded: Loaded, reference: Callable[[], Call]) -> Callable[[], None]:
     """Let a graph run operation by operation as soon as one process refuses compiled code.
 
     Returns what is called where this one does, for that code is wrong.
@@ -95,7 +92,7 @@ def shared(
                 stacklevel=2,
             )
 
-    def is_wrong(call: Call, report: Path | None) -> None:
+    def is_wrong() -> None:
         votes.say(Vote.WRONG, True)
         votes.say(Vote.REFUSES, True)
 

@@ -34,7 +34,6 @@ from fulgurite.backends.csx.compile.checking.differences import (
     Trial,
     is_equal,
 )
-from fulgurite.backends.csx.compile.checking.narrowing import START
 from fulgurite.backends.csx.compile.checking.sensitivity import moved_away
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.programs.compiler_log import in_a_line
@@ -200,8 +199,7 @@ class SelfCheck:
             where += f"\n      {difference.line.source}"
         warnings.warn(
             f"The compiled program {difference.how}: {difference.what}.{where}\n  The run goes on"
-            f" operation by operation, slower, with the right numbers, and compiled again once the"
-            f" kernel that is wrong is found. {kept}",
+            f" operation by operation, slower, with the right numbers. {kept}",
             MiscompiledWarning,
             stacklevel=2,
         )
@@ -220,7 +218,8 @@ class SelfCheck:
         )
         for source in self._program.glob("*.py"):
             shutil.copy(source, folder)
-        torch.save({"inputs": start.inputs, "random_state": start.random_state}, folder / START)
+        given = {"inputs": start.inputs, "random_state": start.random_state}
+        torch.save(given, folder / "inputs.pt")
         for name, trial in (("compiled", tried), ("right", right)):
             if isinstance(trial, Exception):
                 said = "".join(traceback.format_exception(trial))

@@ -11,7 +11,6 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.checking.narrowing import WRONG
 from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.store.cache import Fetched
@@ -19,7 +18,7 @@ from fulgurite.backends.csx.compile.store.fingerprint import versions
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.runtime import give_back_freed
 
-Narrow = Callable[[Call, Path | None], None]
+_MARK = "wrong"
 _WRONG = "run operation by operation (compiled, it was wrong)"
 
 
@@ -36,8 +35,7 @@ class Trust:
         reference: makes what runs its operations one by one.
         program: the folder of the compiled code.
         reports: a folder for what a report needs.
-        narrow: called where the code was wrong, with what runs the operations one by one, and the
-            report, if it could be written: it may go on with other code. None where that was done.
+        is_wrong: called where the code was wrong.
     """
 
     loaded: Loaded
@@ -45,7 +43,7 @@ class Trust:
     reference: Callable[[], Call]
     program: Path
     reports: Path
-    narrow: Narrow | None
+    is_wrong: Callable[[], None] | None
 
     def begin(self) -> bool:
         """Let the next call be the check; returns whether it is to be checked."""
@@ -90,9 +88,9 @@ class Trust:
             give_back_freed()
         if not agreed:
             loaded.run_by_operations(reference, _WRONG)
-            self.found.mark(WRONG)
-            if self.narrow is not None:
-                self.narrow(reference, report)
+            self.found.mark(_MARK)
+            if self.is_wrong is not None:
+                self.is_wrong()
             return
         if done:
             loaded.call, loaded.check_again = self.found.value, self._again

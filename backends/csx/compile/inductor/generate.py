@@ -30,7 +30,6 @@ from fulgurite.backends.csx.compile.programs import compiler_log, kernels
 from fulgurite.backends.csx.compile.programs.kernels import How, UnusedKernel
 from fulgurite.backends.csx.compile.programs.linking import linked
 from fulgurite.backends.csx.compile.programs.parts import (
-    Call,
     Division,
     Part,
     divided,
@@ -95,7 +94,6 @@ def compile_graph(
     earlier: EarlierCode,
     target: Target,
     policy: str = "medium",
-    library: frozenset[int] = frozenset(),
 ) -> None:
     """Compile a graph into an existing, empty folder.
 
@@ -109,14 +107,13 @@ def compile_graph(
         earlier: what earlier compilations left.
         target: what for.
         policy: "disabled" (its fused regions alone), "medium" or "aggressive".
-        library: positions in ``graph.operations()`` that the library's kernels compute.
 
     Raises:
         CppCompileError: the C++ compiler failed, not on some of the kernels alone.
         UnfusedLoss: a fused region cannot be one kernel.
         Exception: whatever else fails in torch's compiler, or in our work on what it wrote.
     """
-    attempt = Attempt(graph, earlier, target, policy, library)
+    attempt = Attempt(graph, earlier, target, policy)
     with fx_lock:
         failed = _tried(attempt, folder, believed=True)
         if failed is None:
@@ -176,7 +173,7 @@ class Attempt:
     """A graph that is compiled, perhaps several times until no kernel fails.
 
     Args:
-        graph, earlier, target, policy, library: as of ``compile_graph``.
+        graph, earlier, target, policy: as of ``compile_graph``.
     """
 
     def __init__(
@@ -185,12 +182,11 @@ class Attempt:
         earlier: EarlierCode,
         target: Target,
         policy: str,
-        library: frozenset[int] = frozenset(),
     ) -> None:
-        self._graph, self._earlier, self._policy, self._spared = graph, earlier, policy, library
+        self._graph, self._earlier, self._policy = graph, earlier, policy
         self._target = target
         self._library: dict[str, frozenset[int]] = {}  # of parts: what has no generated kernel
-        self._unused = [UnusedKernel("", sorted(library), "", How.WRONG)] if library else []
+        self._unused: list[UnusedKernel] = []
         self._parts: list[_Tried] = []
 
     def regions(self) -> list[tuple[Fused, Generated]]:
@@ -208,12 +204,7 @@ class Attempt:
         division = divided(graph)
         parts = [whole(graph)] if division is None else division.parts
         numbers = [operations_of(part.module) for part in parts]  # before the compiler changes them
-        whole_calls = division.calls if division else [Call(0, (), (), numbers[0])]
         parts = [replace(part, policy=self._policy) for part in parts]
-        for call in (one for one in whole_calls if isinstance(one, Call)):
-            # equal parts are one: what is the library's in one place is so in all
-            own = (i for i, n in enumerate(call.operations) if n in self._spared)
-            self._give(parts[call.part].text, own)
         code = []
         for i, part in enumerate(parts):
             tell(CODE, i, len(parts))

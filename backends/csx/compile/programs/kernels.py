@@ -62,7 +62,6 @@ class How(StrEnum):
     """How a generated kernel failed."""
 
     FAILED = "failed"  # in the C++ compiler
-    WRONG = "wrong"  # it computed something else
     TEMPLATE = "template"  # one that "aggressive" would have tried could not be generated
 
 
@@ -215,10 +214,6 @@ _TOLD = {
     How.FAILED: (
         "The C++ compiler failed on the generated kernel {kernel} ({names}): {first}",
         "The library's kernels compute it",
-    ),
-    How.WRONG: (
-        "A generated kernel was wrong ({names})",
-        "The rest is compiled; the library's kernels compute this",
     ),
     How.TEMPLATE: (
         "A kernel that autogen_policy='aggressive' tries could not be generated: {first}",

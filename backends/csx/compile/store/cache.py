@@ -169,12 +169,6 @@ class CompileCache:
 
         return self._kept(look)
 
-    def marked(self, key: str) -> str | None:
-        """The mark of the entry of a key; its content is not looked at."""
-        with contextlib.suppress(FileNotFoundError):
-            return _mark_of(mark_file(self.folder, key), seal_of(self.folder / key))
-        return None
-
     def _kept(self, use: Callable[[], U]) -> U:
         """Use the folder; a temporary one where it takes no files any more."""
         while True:

@@ -40,16 +40,14 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 )
 
 
-def program_key(
-    graph: Graph, threads: int, policy: str = "medium", library: frozenset[int] = frozenset()
-) -> str:
+def program_key(graph: Graph, threads: int, policy: str = "medium") -> str:
     """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now.
 
     ``threads`` is how many compute it: the compiler writes their number into loops; ``policy`` is
-    the one of kernels, and ``library`` are the operations that are to have none of their own.
+    the one of kernels.
     """
     parts = [*environment(), *described_inputs(graph), *_described(graph)]
-    parts += [f"threads {threads}", f"policy {policy}", f"library {sorted(library)}"]
+    parts += [f"threads {threads}", f"policy {policy}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
