@@ -250,7 +250,8 @@ class Attributes:
     def watching(self, boundary: CodeType) -> Iterator[None]:
         """Watch the attributes of all modules; ``boundary`` is the frame where the trace began."""
         self._line = functools.partial(user_line, boundary)
-        get, missing, put = object.__getattribute__, nn.Module.__getattr__, nn.Module.__setattr__
+        get, missing = object.__getattribute__, nn.Module.__getattr__
+        put, drop = nn.Module.__setattr__, nn.Module.__delattr__
 
         def read(module: nn.Module, name: str) -> Any:
             value = get(module, name)
@@ -276,7 +277,12 @@ class Attributes:
         def write(module: nn.Module, name: str, value: Any) -> None:
             put(module, name, self._note_write(module, name, value))
 
+        def erase(module: nn.Module, name: str) -> None:
+            self._note_write(module, name, MISSING)
+            drop(module, name)
+
         methods = {"__getattribute__": read, "__getattr__": read_rest, "__setattr__": write}
+        methods["__delattr__"] = erase
         why = "the program keeps Python values that the step reads, and does not run what it writes"
         with applied(patches_of(nn.Module, methods, why=why, checked=CHECKED)):
             yield
@@ -288,14 +294,12 @@ class Attributes:
         return Access(module=module, name=name, where=where, before=before, line=self._line())
 
     def _name(self, module: nn.Module, name: str) -> str:
-        path = self._paths[id(module)]
-        return f"self.{path}.{name}" if path else f"self.{name}"
+        return f"self.{self._paths[id(module)]}.{name}".replace("..", ".")  # the root has no path
 
     def _note_read(self, module: nn.Module, name: str, value: Any) -> None:
         key = (id(module), name)
-        if key in self._reads or key in self._written or key in self.numbers.written:
-            return
-        if key[0] not in self._paths:
+        noted = key in self._reads or key in self._written or key in self.numbers.written
+        if noted or key[0] not in self._paths:
             return
         own = value is MISSING or name in vars(module) or name in module._buffers
         own = own or scalar_of_class(cast(Any, type(module)), name) is not MISSING
@@ -312,25 +316,23 @@ class Attributes:
         if type(value) is WatchedList:
             value = value.original  # self.outs += [loss] sets the stand-in: it must not stay there
         key = (id(module), name)
-        buffers = module._buffers
-        now = (buffers if name in buffers else vars(module)).get(name, MISSING)
+        now = (module._buffers if name in module._buffers else vars(module)).get(name, MISSING)
         if isinstance(now, TracedNumber):
             self._written.add(key)
             return operand(value)  # the trace's inputs know what is set there
         is_users = key[0] in self._paths and not is_library(caller(sys._getframe(2)))
         if is_users and key in self._reads:
             value = operand(value)  # else it is that of each batch
+        before = self._writes[key].before if key in self._writes else now
         if is_users and (_is_number(value) or type(value) is bool):
-            self.numbers.written.setdefault(key, self._access(module, name, now))
+            self.numbers.written.setdefault(key, self._access(module, name, before))
         if now is value or (is_scalar(now) and is_same_scalar(value, now)):
             return value  # so that it is compared from now on: a hook may change it
         self._written.add(key)
         if is_users:
             if name in module._parameters:
-                known = self._parameters.get(key)
-                before = module._parameters[name] if known is None else known.before
-                self._parameters[key] = self._access(module, name, before)
-            before = self._writes[key].before if key in self._writes else now
+                written = self._access(module, name, module._parameters[name])
+                self._parameters.setdefault(key, written)
             self._writes[key] = self._access(module, name, before)
         return value
 

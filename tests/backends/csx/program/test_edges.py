@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import make_trainer
+from harness import assert_close, make_trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
@@ -132,7 +132,7 @@ def test_what_is_advised_for_hooks_trains_as_stock() -> None:
         module = make()
         make_trainer(static, max_epochs=3).fit(module, loader(16 * STEPS))
         weights.append(module.net.weight.detach())
-    assert torch.allclose(*weights, rtol=1e-6, atol=0), weights
+    assert_close(*weights)
 
 
 class Takes(Weighs):
