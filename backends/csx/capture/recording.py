@@ -36,7 +36,7 @@ from fulgurite.backends.csx.contract import (
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import arguments_read, is_mutable, is_random
-from fulgurite.backends.csx.graph.passes.rename import RENAMES
+from fulgurite.backends.csx.graph.passes.rename import original_of
 from fulgurite.backends.csx.hyperparams.traced_float import (
     TracedNumber,
     as_number,
@@ -395,8 +395,8 @@ def record_operations(
             written = node.args[0] if is_mutable(node.target) else None
             if isinstance(written, fx.Node) and written in operands:
                 operands[node] = operands[written]  # which is what later operations read
-        elif node in live and node.target in RENAMES:
-            operands[node] = operands[node.args[0]]
+        elif node in live and (original := original_of(node)) is not None:
+            operands[node] = operands[original]
         elif node in live:
             operands[node] = Operand("operation", len(operations))
             operations.append(_operation(module, node, operands, constants))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -15,6 +17,23 @@ RENAMES = {
 }
 
 COPIES = {*RENAMES, torch.ops.aten.clone.default}
+_EMPTY, _COPY = torch.ops.aten.new_empty_strided.default, torch.ops.aten.copy_.default
+
+
+def original_of(node: fx.Node) -> Any:
+    """The node that another only renames, or is autograd's copy of; None where it is neither.
+
+    Autograd makes a gradient ``p.grad``, or copies it in two operations where somebody else holds
+    it at that moment: a thread that looks at frames, as sampling profilers do.
+    """
+    if node.target in RENAMES:
+        return node.args[0]
+    copies = [node] if node.target is _COPY else node.users if node.target is _EMPTY else ()
+    for one in copies:
+        made: Any = one.args[0] if one.target is _COPY else None
+        if getattr(made, "target", None) is _EMPTY and made.args[0] is one.args[1]:
+            return one.args[1] if node in (made, one) else None
+    return None
 
 
 def drop_renames(graph: Graph) -> Graph:

@@ -830,3 +830,31 @@ def test_what_changed_before_a_run_ends_early_is_told(
     assert len(run.losses) == CHANGES_AT + 3
     told = [str(one.message) for one in seen if one.category is FrozenValueWarning]
     assert [text.split(" changed")[0] for text in told] == ["self.box.scale"] * (kind is Ends)
+
+
+class SharesGradients(Changing):
+    """Somebody else holds gradients while autograd takes them over, so that it copies them."""
+
+    def configure_model(self) -> None:
+        weight, held = self.net[0].weight, list[Tensor]()
+        weight.register_hook(lambda gradient: held.append(gradient) if SHARING else None)
+        weight.register_post_accumulate_grad_hook(lambda p: held.clear())
+
+    def change(self) -> None:
+        SHARING.append(True)
+
+
+SHARING: list[bool] = []
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_copy_that_autograd_makes_of_a_gradient_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SHARING", [True] if is_first else [])
+    if is_first:
+        monkeypatch.setattr(SharesGradients, "change", lambda self: SHARING.clear())
+    monkeypatch.setattr(audit, "EVERY_STEP", True)
+    ours, stock = both(SharesGradients, lambda: (batches(),))
+    assert_same_run(ours, stock)
