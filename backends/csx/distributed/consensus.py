@@ -116,7 +116,7 @@ class Consensus:
         if exchange.reduced:
             begin_wait(f"training step {self.begun}")
 
-    def refuse_others(self, error: RuntimeError) -> None:
+    def refuse_others(self, error: Exception) -> None:
         """Raise if a step ended since another process has begun another one.
 
         Raises:

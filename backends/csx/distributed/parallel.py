@@ -203,7 +203,7 @@ class CSXParallelStrategy(CollectiveStrategy):
         try:
             try:
                 yield
-            except RuntimeError as error:
+            except (RuntimeError, StepsDiffer) as error:
                 if self.consensus is not None:
                     self.consensus.refuse_others(error)
                 raise

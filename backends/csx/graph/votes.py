@@ -121,7 +121,7 @@ class Votes:
             refuse()
 
 
-class StepsDiffer(RuntimeError):
+class StepsDiffer(Exception):
     """A step that ends before anything is updated: other processes run another one.
 
     Attributes:

@@ -88,17 +88,12 @@ class Later:
         """What runs a graph operation by operation until it is compiled."""
         name = (str(self.cache.folder), compilation.key)
         job = Job(name=name, run=compilation.in_background, wanted=wanted, fixed=None)
-        call = self._until(job, loaded, reference)
-        if threads_beside_another():  # else it would hold up the training
-            queue.add(_header_job(self.cache.folder, call.job))
-        return call
-
-    def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:
-        """What runs a graph operation by operation until a job has ended."""
-        job, wanted = queue.add(job), job.wanted
+        job = queue.add(job)
         loaded.progress = functools.partial(queue.progress, job)
         if wanted.urgent:
             queue.hurry()
+        if threads_beside_another():  # else it would hold up the training
+            queue.add(_header_job(self.cache.folder, job))
         settle = functools.partial(self._settle, loaded, reference)
         if wanted.together is None:
             return Meanwhile(job, reference, settle, loaded.threads)

@@ -59,8 +59,8 @@ class SelfCheck:
         graph: the graph.
         compiled: its compiled form.
         reference: its operations one by one.
-        settled: called after each comparison: with whether both agreed; with what was compared, in
-            words, or "" while more is left to be; and with the report's folder, where there is one.
+        settled: called after each comparison: with whether both agreed, and with what was compared,
+            in words, or "" while more is left to be.
         folder: where what a report needs may be kept.
         program: the folder of the compiled program; its Python is copied.
         once: whether one step is all that is compared.
@@ -74,7 +74,7 @@ class SelfCheck:
         graph: Graph,
         compiled: Call,
         reference: Call,
-        settled: Callable[[bool, str, Path | None], None],
+        settled: Callable[[bool, str], None],
         folder: Path,
         program: Path,
         once: bool = False,
@@ -84,7 +84,6 @@ class SelfCheck:
         self._written = sorted(graph.written())
         self._compared = Comparison(graph)
         self._once, self._calls, self.trusted = once, 0, False
-        self._kept: Path | None = None  # the report
         self._done: list[str] = []
         self._newborn: dict[int, Tensor] = {}  # state as the first step found and left it
 
@@ -116,7 +115,7 @@ class SelfCheck:
         torch.set_rng_state(chosen.random_state)
         self.trusted = difference is None
         waits = self.trusted and first and bool(self._written)
-        self._settled(self.trusted, "" if waits else ", ".join(self._done), self._kept)
+        self._settled(self.trusted, "" if waits else ", ".join(self._done))
         return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
 
     def _is_due(self, inputs: list[Tensor]) -> bool:
@@ -190,8 +189,8 @@ class SelfCheck:
     ) -> Difference:
         """Warn of a difference, and return it."""
         try:
-            self._kept = self._write(difference, tried, right, start)
-            kept = f"What a report needs is in {self._kept}."
+            folder = self._write(difference, tried, right, start)
+            kept = f"What a report needs is in {folder}."
         except OSError as error:
             kept = f"What a report needs could not be kept ({error})."
         where = f"\n  at {difference.line}" if difference.line is not None else ""

@@ -35,7 +35,7 @@ class Trust:
         reference: makes what runs its operations one by one.
         program: the folder of the compiled code.
         reports: a folder for what a report needs.
-        is_wrong: called where the code was wrong.
+        is_wrong: called where the code was wrong, to tell other processes; None: there are none.
     """
 
     loaded: Loaded
@@ -79,9 +79,7 @@ class Trust:
 
         return run
 
-    def _settled(
-        self, reference: Call, once: bool, agreed: bool, done: str, report: Path | None
-    ) -> None:
+    def _settled(self, reference: Call, once: bool, agreed: bool, done: str) -> None:
         """Choose what runs the graph from now on; ``done`` is empty where more will be compared."""
         loaded = self.loaded
         if residency.is_open:  # the comparison took some times the largest tensor
@@ -90,11 +88,10 @@ class Trust:
             loaded.run_by_operations(reference, _WRONG)
             self.found.mark(_MARK)
             if self.is_wrong is not None:
-                self.is_wrong()
-            return
-        if done:
+                return self.is_wrong()  # all processes go on without it, at one step
+        elif done:
             loaded.call, loaded.check_again = self.found.value, self._again
             # an audit asks again of code that is marked already
             if not once:
                 self.found.mark(f"{versions()}\n{done}")
-        loaded.settled()
+        return loaded.settled()

@@ -47,7 +47,7 @@ from fulgurite.backends.csx.compile.threads import (
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.collectives import has_collectives, processes
 from fulgurite.backends.csx.graph.graph import Graph
-from fulgurite.backends.csx.graph.votes import StepsDiffer, Vote, Votes
+from fulgurite.backends.csx.graph.votes import Vote, Votes
 
 HOST = Target(
     device="cpu",
@@ -167,8 +167,7 @@ class HostFabric(Fabric):
             graph, torn = loaded.graph, self.torn
             # whatever was written: until it is known better, below
             self.torn = torn or graph is None or bool(graph.written())
-            is_told = isinstance(error, StepsDiffer)
-            if graph is None or is_told or not isinstance(error, (RuntimeError, IndexError)):
+            if graph is None or not isinstance(error, (RuntimeError, IndexError)):
                 raise
             compiled = loaded.compiled and getattr(loaded.call, "trusted", True)
             told, untouched = explained(graph, given, error, compiled)

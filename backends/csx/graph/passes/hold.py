@@ -28,8 +28,7 @@ def hold_state(graph: Graph) -> Graph:
     Sums and counts of an epoch's logged values, which are read from outside, are state too.
     Gradients between steps are written all the same, and numbers that the host keeps.
     """
-    agreements = [node for node in graph.operations() if node.target is AGREED]
-    if not agreements and not is_held(graph):
+    if not is_held(graph) and all(node.target is not AGREED for node in graph.operations()):
         return graph
     names = _names(graph)
     fresh = graph.copied()

@@ -364,6 +364,27 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     assert call is compiled.value if marked == versions() else call[:2] == checked
 
 
+@pytest.mark.parametrize("agreed", [True, False])
+def test_who_waits_for_code_is_told_what_came_of_its_check(
+    agreed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settling, marks, told = Settling(tmp_path), list[str](), list[str]()
+    compiled = Fetched(value=lambda inputs: inputs, built=False, marked=None, mark=marks.append)
+    cache = settling.fabric._later.cache
+    (cache.folder / KEY).mkdir(parents=True)
+    kernels.write(cache.folder / KEY, (), {}, {})
+    monkeypatch.setattr(cache, "find", lambda key, load: compiled)
+    monkeypatch.setattr(trust, "SelfCheck", lambda *args: args)
+    loaded: Any = settling.loaded
+    loaded.when_settled = lambda: told.append(loaded.how)
+    settled = settling.settle()[3]
+    assert told == []
+    settled(agreed, "a step")
+    assert (loaded.call is compiled.value, loaded.compiled) == (agreed, agreed)
+    assert told == ["compiled" if agreed else "run operation by operation (compiled, it was wrong)"]
+    assert marks == [f"{versions()}\na step" if agreed else "wrong"]
+
+
 EVERY_SIXTH = frozenset([*BROKEN][::6])
 
 
