@@ -82,15 +82,22 @@ class Consensus:
         """Let gradients become the mean of all processes'.
 
         Values that were logged with ``sync_dist`` travel along, with a step's first the votes, and
-        buffers that the step has changed, but under manual optimization.
+        buffers that the step has changed, but under manual optimization. Weights in parts are
+        updated as each gradient arrives, which then is let go: there the votes go ahead.
         """
         votes, calls = self._votes, step_context.get().calls
         assert calls is not None
+        begun: Tensor | None = None
         shares: Tensor | None = None
+        votes_now = votes_of(calls) is None  # a step of several backward passes: with the first
+        if gradients.sharded and votes_now:
+            begun = processes.begin_sum(votes.ballot / processes.count)
         is_first, window = votes.ballot[Vote.FIRST] > 0.5, self._trainer.accumulate_grad_batches
         with reduced(gradients, processes, is_first, window > 1 or gradients.held_back) as along:
             yield
-            if votes_of(calls) is None:  # a step of several backward passes votes with the first
+            if begun is not None:
+                shares = processes.wait(begun)
+            elif votes_now:
                 along.means.append(shares := votes.ballot.clone())
             along.means += [mean for call in calls if (mean := begin_mean(call)) is not None]
             if buffers is not None:

@@ -1,9 +1,10 @@
 """What processes that train together tell each other at every step, beside the gradients.
 
-Some numbers travel in the last bucket of a step's gradients, so that no message is sent for them:
-whether this process could run compiled code by now, whether it must not, whether this is the last
-batch of its epoch, and whether it wants the next step to be audited. After the step all of them
-know the same, and do the same before the next.
+Some numbers travel in the last bucket of a step's gradients, so that no message is sent for them;
+where weights are in parts, ahead of the backward pass, since updates wait for what was voted, and
+gradients would be held until then. They are whether this process could run compiled code by now,
+whether it must not, whether this is the last batch of its epoch, and whether it wants the next step
+to be audited. After the step all of them know the same, and do the same before the next.
 """
 
 from __future__ import annotations
