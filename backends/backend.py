@@ -20,6 +20,7 @@ DEVICES = ("CSX", "CPU", "GPU")
 
 _live: Backend | None = None
 _only_compiling = False
+_built_runs = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,17 @@ def only_compiling() -> Iterator[None]:
         yield
     finally:
         _only_compiling = before
+
+
+def note_built_run() -> None:
+    """A run has built its programs, and trained nothing."""
+    global _built_runs
+    _built_runs += 1
+
+
+def built_runs() -> int:
+    """How many runs of this process have built their programs only."""
+    return _built_runs
 
 
 def check_backend_type(backend_type: str) -> None:

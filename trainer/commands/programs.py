@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from fulgurite.backends.backend import only_compiling
+import torch
+
+from fulgurite.backends.backend import built_runs, only_compiling
 from fulgurite.backends.report import console, difference
 from fulgurite.backends.report.report_file import NoReport, read
 
 
+class _WouldSave(SystemExit):
+    """Ends a script, which does not take it for an error."""
+
+
 def compile_script(script: str, arguments: Sequence[str]) -> int:
     """Run a script as Python does, and say that it trained nothing; returns the exit status.
+
+    It ends where ``torch.save`` or ``Trainer.save_checkpoint`` would save after a run that trained
+    nothing: what is there already may have been trained.
 
     Args:
         script: its file.
@@ -32,15 +44,27 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         print(f"{script}: no such file; give a Python script or a parameter file.", file=sys.stderr)
         return 1
     sys.argv, sys.path[:0] = [script, *arguments], [str(file.parent.resolve())]
+    save, trained_nothing = torch.save, f"Fits of {script} trained nothing"
+    began_with = built_runs()
+
+    def save_unless_built(*given: Any, **options: Any) -> None:
+        if built_runs() > began_with:
+            raise _WouldSave
+        save(*given, **options)
+
     try:
-        with only_compiling():
+        with only_compiling(), mock.patch.object(torch, "save", save_unless_built):
             runpy.run_path(script, run_name="__main__")
+    except _WouldSave as end:
+        at = [one for one in traceback.extract_tb(end.__traceback__) if one.filename == script]
+        print(f"{trained_nothing}; it ends at line {at[-1].lineno}, which saves: {at[-1].line}")
+        return 0
     except Exception as error:
-        error.add_note(
-            "Fits of this script trained nothing, and it went on. What is compiled stays."
-        )
+        if built_runs() > began_with:
+            error.add_note(f"{trained_nothing}, and it went on after them.")
+        error.add_note("What is compiled stays.")
         raise
-    print(f"Fits of {script} trained nothing; what it did after them was with untrained weights.")
+    print(f"{trained_nothing}; what it did after them was with untrained weights.")
     return 0
 
 

@@ -65,21 +65,49 @@ def test_programs_are_compiled_and_nothing_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("device", "last", "said"),
+    "save", ["torch.save(net.state_dict(), {path})", "trainer.save_checkpoint({path})"]
+)
+@pytest.mark.fits
+@pytest.mark.compiler
+def test_what_was_trained_is_not_saved_over(
+    save: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained, cached = script.parent / "net.pt", script.parent / "data.pt"
+    trained.write_text("trained")
+    save, before = save.format(path=repr(str(trained))), f"torch.save([], {str(cached)!r})"
+    text = SCRIPT.replace("{last}", f"{save}\n    print('went on')")
+    script.write_text(text.replace("net = Net()", f"net = Net(); {before}"))
+    assert cli.main(["compile", str(script), "--device", "CSX"]) == 0
+    said = capsys.readouterr().out
+    assert f"trained nothing; it ends at line 28, which saves: {save}" in said
+    assert "went on" not in said
+    assert trained.read_text() == "trained"
+    assert cached.is_file()  # before any fit a script saves as ever
+    assert len(entries_in(users_folder())) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "last", "said", "went_on"),
     [
-        ("CPU", "pass", "RuntimeError: Nothing is compiled on CPU: the run would train."),
-        ("CSX", "trainer.callback_metrics['loss']", "What is compiled stays."),
+        ("CPU", "pass", "RuntimeError: Nothing is compiled on CPU: the run would train.", False),
+        ("CSX", "trainer.callback_metrics['loss']", "What is compiled stays.", True),
     ],
 )
 @pytest.mark.fits
 @pytest.mark.compiler
 def test_what_cannot_go_on_is_told(
-    device: str, last: str, said: str, script: Path, capsys: pytest.CaptureFixture[str]
+    device: str,
+    last: str,
+    said: str,
+    went_on: bool,
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script.write_text(SCRIPT.replace("{last}", last))
     assert cli.main(["compile", str(script), "--device", device]) == 1
     told = capsys.readouterr()
     assert said in told.err
+    assert ("and it went on after them" in told.err) is went_on
     assert "trained" not in told.out.replace("was trained", "")
 
 
