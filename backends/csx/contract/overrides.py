@@ -135,20 +135,22 @@ def _stacked(args: Any, kwargs: Any) -> Any:
 
 def _lstm(args: Any, kwargs: Any) -> Any:
     """``torch.lstm``: a layer is one operation where oneDNN computes it, else its steps."""
-    if _is_of_onednn(*args, **kwargs):
+    of_onednn, device = _is_of_onednn(*args, **kwargs), args[0].device.type
+    mixed = torch.is_autocast_enabled(device)
+    if of_onednn and not mixed:
         return lstm(*args, **kwargs)
     with without_mkldnn():
-        return torch.lstm(*args, **kwargs)
+        found = torch.lstm(*args, **kwargs)
+    if of_onednn:  # autocast has it compute, and return, the 16-bit type
+        return tuple(one.to(torch.get_autocast_dtype(device)) for one in found)
+    return found
 
 
 def _is_of_onednn(x: Tensor, states: Any, *others: Any) -> bool:
     """Whether oneDNN would compute: float32, no packed sequence, no projection, no functorch."""
     if isinstance(states, Tensor) or x.dtype is not torch.float32 or not x.numel():
         return False
-    plain = (
-        not torch.is_autocast_enabled(x.device.type)
-        and not torch._C._functorch.maybe_current_level()
-    )
+    plain = not torch._C._functorch.maybe_current_level()
     return plain and states[0].shape == states[1].shape and torch._C._get_mkldnn_enabled()
 
 

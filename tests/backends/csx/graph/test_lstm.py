@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import assert_same_run, both
+from harness import assert_same_run, both, fit
 from idioms.layers import Sequences
 from models import loader
 from torch import Tensor, nn
@@ -113,6 +115,34 @@ def test_a_fit_has_the_numbers_of_stock_to_the_bit() -> None:
     targets = [node.target for node in program.graph.runs.operations()]
     assert (targets.count(LAYER), targets.count(LAYER_BACKWARD)) == (4, 4)
     assert ours.losses == stock.losses
+
+
+class Typed(nn.LSTM):
+    """Its results, and the types that autocast has them in."""
+
+    def forward(self, *given: Any) -> Any:
+        output, (h, c) = super().forward(*given)
+        assert {output.dtype, h.dtype, c.dtype} == {torch.get_autocast_dtype("cpu")}
+        return output, (h, c)
+
+
+@pytest.mark.fits
+@pytest.mark.numbers
+@pytest.mark.compiler
+@pytest.mark.parametrize("policy", ["disabled", "default"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_under_autocast_its_results_have_the_16_bit_type(precision: str, policy: str) -> None:
+    """oneDNN's own needs a processor that has such numbers."""
+    run = functools.partial(
+        fit,
+        lambda: Sequences(Typed(2, 6, 2, batch_first=True)),
+        lambda: (loader(48),),
+        precision=precision,
+    )
+    ours = run(static=True, policy=policy, backend={"audit": False, "background": False})
+    assert all(map(math.isfinite, ours.losses))
+    if precision == "bf16-mixed" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert ours.losses == pytest.approx(run(static=False).losses, rel=0.02)
 
 
 class Dropped(nn.Module):
