@@ -20,7 +20,7 @@ DEVICES = ("CSX", "CPU", "GPU")
 
 _live: Backend | None = None
 _only_compiling = False
-_built_runs = 0
+_has_built = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +59,23 @@ class Backend:
 @contextlib.contextmanager
 def only_compiling() -> Iterator[None]:
     """Let backends that are made in the block build the programs of runs, and train nothing."""
-    global _only_compiling
-    before, _only_compiling = _only_compiling, True
+    global _only_compiling, _has_built
+    before, _only_compiling, _has_built = _only_compiling, True, False
     try:
         yield
     finally:
         _only_compiling = before
 
 
-def note_built_run() -> None:
+def note_built() -> None:
     """A run has built its programs, and trained nothing."""
-    global _built_runs
-    _built_runs += 1
+    global _has_built
+    _has_built = True
 
 
-def built_runs() -> int:
-    """How many runs of this process have built their programs only."""
-    return _built_runs
+def has_built() -> bool:
+    """Whether a run did so since the last ``only_compiling`` began."""
+    return _has_built
 
 
 def check_backend_type(backend_type: str) -> None:

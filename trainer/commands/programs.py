@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from fulgurite.backends.backend import built_runs, only_compiling
+from fulgurite.backends.backend import has_built, only_compiling
 from fulgurite.backends.report import console, difference
 from fulgurite.backends.report.report_file import NoReport, read
 
@@ -45,10 +45,9 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         return 1
     sys.argv, sys.path[:0] = [script, *arguments], [str(file.parent.resolve())]
     save, trained_nothing = torch.save, f"Fits of {script} trained nothing"
-    began_with = built_runs()
 
     def save_unless_built(*given: Any, **options: Any) -> None:
-        if built_runs() > began_with:
+        if has_built():
             raise _WouldSave
         save(*given, **options)
 
@@ -60,7 +59,7 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         print(f"{trained_nothing}; it ends at line {at[-1].lineno}, which saves: {at[-1].line}")
         return 0
     except Exception as error:
-        if built_runs() > began_with:
+        if has_built():
             error.add_note(f"{trained_nothing}, and it went on after them.")
         error.add_note("What is compiled stays.")
         raise

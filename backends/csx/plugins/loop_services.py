@@ -22,7 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor, nn
 
-from fulgurite.backends.backend import note_built_run
+from fulgurite.backends.backend import note_built
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
@@ -100,7 +100,7 @@ class LoopServices(Strategy):
     def say_built(self) -> None:
         """Say, as the last line of a run that only builds, that this was all."""
         self.say(announcements.closing(self.backend, self.programs))
-        note_built_run()
+        note_built()
 
     def say_fit(self, steps: int, data_s: float) -> None:
         """Say what a fit took, and add it to the report.
